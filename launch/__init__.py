@@ -1,0 +1,1 @@
+"""What runs on the laptop: start a job, or rehearse it here."""

@@ -1,0 +1,30 @@
+"""How a command ends when it cannot go on: every problem is one sentence, and nothing was done."""
+
+import sys
+from collections.abc import Callable, Iterable
+
+DONE, FAILED, REFUSED, STOPPED_SHORT = 0, 1, 2, 3
+
+
+class Refused(Exception):
+    """Nothing was done, because of these problems; each is a sentence with its remedy."""
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class Failed(Exception):
+    """It was begun and did not work; the text is one sentence."""
+
+
+def exit_code_of(command: Callable[[], int]) -> int:
+    """Run a command and print what stopped it: problems one a line on stderr, no traceback."""
+    try:
+        return command()
+    except Refused as error:
+        print("\n".join(f"error: {problem}" for problem in error.problems), file=sys.stderr)
+        return REFUSED
+    except Failed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED

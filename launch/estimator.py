@@ -1,0 +1,172 @@
+"""JobConfig → sagemaker.pytorch.PyTorch. The only file that knows the SageMaker SDK (version 2)."""
+
+import io
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.config import JobConfig
+from launch.data import Channel
+from launch.errors import Refused
+from launch.source import ENTRY_POINT
+from training.metrics import METRIC_DEFINITIONS
+from training.settings import DEFAULT_CHECKPOINT_DIR
+
+os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
+# Before the import: the SDK otherwise gives its logger a handler that writes to stdout, where the
+# request of a dry run belongs.
+logging.getLogger("sagemaker").addHandler(logging.NullHandler())
+for name in ("sagemaker", "sagemaker.config", "sagemaker.image_uris"):
+    logging.getLogger(name).setLevel(logging.WARNING)
+
+try:
+    import boto3
+    import sagemaker.session
+    import sagemaker.utils
+    from sagemaker import Session
+    from sagemaker.inputs import TrainingInput
+    from sagemaker.pytorch import PyTorch
+except ModuleNotFoundError as error:
+    raise Refused(
+        f"the module {error.name} is missing (SDK version 3 has no estimators); "
+        f"install what this repository pins: pip install -r requirements.txt"
+    ) from None
+
+# The import also lets every library talk at INFO, through the root logger.
+logging.getLogger().setLevel(logging.WARNING)
+
+# Without this file's word the SDK reports every fit() to its makers, and reads defaults from files
+# in the home directory that the request then silently depends on.
+SDK_DEFAULTS = {
+    "SchemaVersion": "1.0",
+    "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
+}
+
+# The SDK checks these defaults against their schema at each of the twenty look-ups that a job
+# makes, a quarter of a second every time. They are the constant above, and a test checks them once.
+for module in (sagemaker.session, sagemaker.utils):
+    module.validate_sagemaker_config = lambda sagemaker_config: None
+
+# SageMaker sends SIGTERM and waits 120 s before SIGKILL (API_StopTrainingJob); torchrun, left
+# alone, kills its workers after 30 s. torch 2.12 and later read this.
+SHUTDOWN_SECONDS = "110"
+
+# The image's own entry point is a shell that runs `train` in the foreground: as the first process
+# of the container it has no handler for SIGTERM, so the kernel drops the signal. This one forwards
+# it to torchrun (which calls its process pt_elastic) and to nothing else: the toolkit in between
+# would die of it and break the pipe that the training script prints to.
+DELIVER_SIGTERM = (
+    "trap 'for d in /proc/[0-9]*;do grep -qs pt_elastic $d/comm&&kill ${d#/proc/};done' TERM;"
+    "s=start_with_right_hostname.sh;"
+    "if command -v $s>/dev/null;then bash -m $s train& else train& fi;"
+    "p=$!;while :;do wait $p;r=$?;kill -0 $p 2>&-||break;done;exit $r"
+)
+
+
+def open_session(region: str, *, endpoint_url: str | None = None) -> Session:
+    """A session of the SDK for `region`; `endpoint_url` replaces AWS, for S3 and SageMaker."""
+    return _session(boto3.Session(region_name=region), endpoint_url)
+
+
+def recording_session(region: str, requests: list[dict[str, Any]]) -> Session:
+    """A session that sends nothing: it appends each CreateTrainingJob request to `requests`.
+
+    The SDK works as always, with made-up credentials, and every request is answered on this side of
+    the wire. What `requests` holds is what would have been sent, byte for byte.
+    """
+    boto = boto3.Session("dry-run", "dry-run", region_name=region)
+
+    def answer(request: Any, event_name: str, **_: Any) -> Any:
+        operation = event_name.removeprefix("before-send.")
+        if operation == "sagemaker.CreateTrainingJob":
+            requests.append(json.loads(request.body))
+            arn = f"arn:aws:sagemaker:{region}:000000000000:training-job/dry-run"
+            return _response(request.url, json.dumps({"TrainingJobArn": arn}).encode())
+        if operation == "s3.PutObject":
+            return _response(request.url, b"")
+        raise RuntimeError(f"a dry run must not call {operation}")
+
+    boto.events.register("before-send", answer)
+    return _session(boto, None)
+
+
+def build(config: JobConfig, session: Session, source_dir: Path, bucket: str) -> PyTorch:
+    """The estimator for `config`. Raises Refused for what the SDK does not accept."""
+    compute, aws, spot = config.compute, config.aws, config.spot
+    home = f"s3://{bucket}/{aws.prefix}/{config.run_name}"
+    try:
+        return PyTorch(
+            entry_point=ENTRY_POINT,
+            source_dir=str(source_dir),
+            code_location=f"{home}/code",
+            output_path=f"{home}/output",
+            checkpoint_s3_uri=snapshot_uri(config, bucket),
+            checkpoint_local_path=DEFAULT_CHECKPOINT_DIR,
+            role=aws.role,
+            sagemaker_session=session,
+            instance_type=compute.instance_type,
+            instance_count=compute.instance_count,
+            volume_size=compute.volume_gb,
+            framework_version=None if compute.image_uri else compute.framework_version,
+            py_version=None if compute.image_uri else compute.py_version,
+            image_uri=compute.image_uri,
+            hyperparameters=config.hyperparameters(),
+            distribution={"torch_distributed": {"enabled": True}},
+            use_spot_instances=spot.enabled,
+            max_run=spot.max_run,
+            max_wait=spot.max_wait if spot.enabled else None,
+            container_entry_point=_entry_point(spot.deliver_sigterm),
+            environment={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS},
+            metric_definitions=METRIC_DEFINITIONS,
+            debugger_hook_config=False,
+            disable_profiler=True,
+            subnets=list(aws.subnets) or None,
+            security_group_ids=list(aws.security_group_ids) or None,
+            volume_kms_key=aws.kms_key,
+            output_kms_key=aws.kms_key,
+            tags=[{"Key": key, "Value": value} for key, value in aws.tags.items()] or None,
+        )
+    except ValueError as error:
+        raise Refused(f"the SageMaker SDK refuses this job: {error}") from error
+
+
+def start(estimator: PyTorch, channels: Sequence[Channel], input_mode: str, job_name: str) -> None:
+    """Pack and upload the code and send CreateTrainingJob; returns as soon as it was accepted."""
+    inputs = {
+        channel.name: TrainingInput(channel.uri, input_mode=input_mode) for channel in channels
+    }
+    estimator.fit(inputs, wait=False, job_name=job_name)
+
+
+def snapshot_uri(config: JobConfig, bucket: str) -> str:
+    """Where the run's snapshots live. The slash at the end keeps run-1 from restoring run-10's."""
+    return f"s3://{bucket}/{config.aws.prefix}/{config.run_name}/snapshots/"
+
+
+def _entry_point(deliver_sigterm: bool) -> list[str] | None:
+    return ["bash", "-c", DELIVER_SIGTERM] if deliver_sigterm else None
+
+
+def _session(boto: Any, endpoint_url: str | None) -> Session:
+    return Session(
+        boto_session=boto,
+        sagemaker_client=boto.client("sagemaker", endpoint_url=endpoint_url),
+        sagemaker_config=SDK_DEFAULTS,
+    )
+
+
+def _response(url: str, body: bytes) -> Any:
+    from botocore.awsrequest import AWSResponse
+
+    return AWSResponse(url, 200, {}, _RawBody(body))
+
+
+class _RawBody(io.BytesIO):
+    """A response body in the shape that botocore reads."""
+
+    def stream(self, amount: int = 1024) -> Any:
+        while part := self.read(amount):
+            yield part

@@ -1,0 +1,1 @@
+"""The rehearsal: the request that would be sent, run here on simulated instances that vanish."""

@@ -1,0 +1,1 @@
+"""What runs in the container: a DDP training job that survives losing its instances."""

@@ -1,0 +1,69 @@
+"""A run that stops says why: one sentence on stderr and in SageMaker's `failure` file."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from training.settings import SettingsError
+
+
+class TrainingError(RuntimeError):
+    """The job cannot go on; its text is one sentence that a person can act on."""
+
+
+def exit_code_of(main: Callable[[], None]) -> int:
+    """Run `main` and turn how it ended into an exit code: 0 done, 2 bad settings, 1 anything else.
+
+    The cause goes into the `failure` file before the process leaves, because the peers only
+    notice a failure when it does: the rank that failed first is the one that gets to explain.
+    """
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        _failure_file().unlink(missing_ok=True)  # an earlier attempt's, on a disk that was kept
+    try:
+        main()
+    except (TrainingError, SettingsError) as error:
+        _report(str(error))
+        return 2 if isinstance(error, SettingsError) else 1
+    except Exception as error:
+        traceback.print_exc()
+        _report(sentence(error))
+        return 1
+    return 0
+
+
+def sentence(error: BaseException) -> str:
+    """An exception as one line: its own words if they are meant for people, else with its kind."""
+    if isinstance(error, (TrainingError, SettingsError)):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _report(cause: str) -> None:
+    line = f"rank {os.environ.get('RANK', '0')}: {cause}\n"
+    _write(2, line)
+    try:
+        # Exclusive: several ranks share the host, and only the first cause is the cause.
+        with open(_failure_file(), "x") as file:
+            file.write(line)
+    except OSError:
+        return  # no such directory outside SageMaker, or a peer was first: stderr has the line
+
+
+def _failure_file() -> Path:
+    return Path(os.environ.get("SM_OUTPUT_DIR", "/opt/ml/output")) / "failure"
+
+
+def say(line: str) -> None:
+    """Print one line in one write, so that log readers never see half of it."""
+    _write(1, line + "\n")
+
+
+def _write(descriptor: int, text: str) -> None:
+    # The toolkit reads our output through a pipe and can die before us; that must not stop a save.
+    sys.stdout.flush()
+    try:
+        os.write(descriptor, text.encode(errors="replace"))
+    except OSError:
+        return

@@ -1,0 +1,280 @@
+"""The bytes of a snapshot: names, manifest, digests, atomic write, verification, pruning.
+
+A snapshot exists when its manifest exists and the data file's bytes match it. Whatever else lies in
+the directory is not a snapshot. Nothing here knows torch.distributed, or that there are other
+ranks.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast, get_origin
+
+import torch
+
+FORMAT = 1
+CHUNK_BYTES = 16 * 2**20
+# SageMaker's sync agent leaves files with this in their name alone; AWS's own containers write
+# their temporary files so.
+TEMPORARY = ".sagemaker-ignore"
+_NAME = re.compile(r"step-(\d{10})\.(pt|json)")
+
+State = dict[str, Any]
+
+
+class NotASnapshot(Exception):
+    """This candidate cannot be resumed from; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a snapshot says about itself, in `step-….json` beside its data file."""
+
+    format: int
+    run_name: str
+    step: int
+    samples_seen: int
+    world_size: int
+    saved_at: str
+    bytes: int
+    digests: dict[str, Any]
+    settings: dict[str, Any]
+    versions: dict[str, Any]
+    attempt: int = 1
+
+    @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """Read a manifest; unknown keys are ignored. Raises NotASnapshot if it is not one."""
+        try:
+            values = json.loads(path.read_text())
+            known = {f.name: get_origin(f.type) or f.type for f in dataclasses.fields(cls)}
+            manifest = cls(**{k: v for k, v in values.items() if k in known})
+        except Exception as error:
+            raise NotASnapshot(f"manifest cannot be read ({type(error).__name__})") from error
+        for name, kind in known.items():
+            value = getattr(manifest, name)
+            if not isinstance(value, cast("type", kind)) or isinstance(value, bool):
+                raise NotASnapshot(f"manifest has {name} = {value!r}")
+        if manifest.format != FORMAT:
+            raise NotASnapshot(f"format {manifest.format}; this code reads {FORMAT}")
+        if path.name != manifest_name(manifest.step):
+            raise NotASnapshot(f"manifest is of step {manifest.step}")
+        return manifest
+
+
+def data_name(step: int) -> str:
+    """The name of the data file of `step`."""
+    return f"step-{step:010d}.pt"
+
+
+def manifest_name(step: int) -> str:
+    """The name of the manifest of `step`."""
+    return f"step-{step:010d}.json"
+
+
+def candidates(names: Iterable[str]) -> list[int]:
+    """The steps that have a data file, a manifest or both among `names`, newest first."""
+    steps = {int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
+    return sorted(steps, reverse=True)
+
+
+def write(directory: Path, state: State, **described: Any) -> Manifest:
+    """Write `state`, then the manifest that makes it a snapshot; both appear whole or not at all.
+
+    `described` are the manifest's fields that this file cannot know: run_name, step, samples_seen,
+    world_size, settings and attempt. Raises OSError when the disk refuses, with no debris left.
+    """
+    step = described["step"]
+    _make_room(directory, step, described["run_name"])
+    digests = _Digests()
+
+    def serialise(file: BinaryIO) -> None:
+        torch.save(state, cast("IO[bytes]", _Tee(file, digests)))
+
+    write_atomically(directory / data_name(step), serialise)
+    manifest = Manifest(
+        format=FORMAT,
+        saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        bytes=digests.bytes,
+        digests=digests.result(),
+        versions={"torch": torch.__version__, "python": platform.python_version()},
+        **described,
+    )
+    text = json.dumps(dataclasses.asdict(manifest), indent=1)
+    write_atomically(directory / manifest_name(step), lambda file: file.write(text.encode()))
+    return manifest
+
+
+def write_atomically(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Let `fill` write a file that appears at `path` whole and durable, or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        with open(temporary, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def verify(directory: Path, step: int) -> Manifest:
+    """Check the snapshot of `step` byte for byte. Raises NotASnapshot if it is not whole."""
+    manifest = Manifest.read(directory / manifest_name(step))
+    path = directory / data_name(step)
+    try:
+        size = path.stat().st_size
+        if size != manifest.bytes:
+            raise NotASnapshot(f"{size} bytes instead of {manifest.bytes}")
+        digests = _Digests()
+        with open(path, "rb") as file:
+            while block := file.read(CHUNK_BYTES):
+                digests.add(block)
+    except OSError as error:
+        raise NotASnapshot(f"data cannot be read ({error.strerror})") from error
+    if digests.result() != manifest.digests:
+        raise NotASnapshot("the bytes are not those that were written (digests differ)")
+    return manifest
+
+
+def load(directory: Path, step: int) -> State:
+    """The state in a data file, on the CPU. Raises NotASnapshot if it cannot be loaded safely."""
+    path = directory / data_name(step)
+    try:
+        # weights_only: a pickle that wants to run code is refused, whoever wrote it.
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else ""
+        raise NotASnapshot(f"cannot be loaded ({type(error).__name__}: {reason})") from error
+    if not isinstance(state, dict) or not {"model", "optimizer", "step"} <= state.keys():
+        raise NotASnapshot("holds no model, optimizer and step")
+    if state["step"] != step:
+        raise NotASnapshot(f"its data is of step {state['step']}")
+    return state
+
+
+def is_complete_pair(directory: Path, step: int) -> bool:
+    """Whether both files of `step` are there, sound or not."""
+    return all((directory / name(step)).exists() for name in (data_name, manifest_name))
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """The settings that differ, as `name: theirs there, ours here`."""
+    names = sorted(ours.keys() | theirs.keys())
+    return [
+        f"{n}: {theirs.get(n, 'absent')} in the snapshot, {ours.get(n, 'absent')} now"
+        for n in names
+        if ours.get(n) != theirs.get(n)
+    ]
+
+
+def prune(directory: Path, run_name: str, whole: Sequence[int], kept: int) -> list[int]:
+    """Delete this run's snapshots that are older than the newest `kept` of `whole`.
+
+    `whole` are the steps known to be whole; only they count, so damaged files never push out good
+    ones. The manifest goes first: what a crash leaves in between is no snapshot. Returns the steps.
+    """
+    keep = sorted(whole, reverse=True)[:kept]
+    if not keep:
+        return []
+    doomed = [s for s in candidates(os.listdir(directory)) if s < keep[0] and s not in keep]
+    if len(keep) < kept:  # older ones may still be the only other good ones
+        doomed = [s for s in doomed if s > keep[-1]]
+    gone = [s for s in doomed if _owner(directory, s) in (run_name, None)]
+    for step in gone:
+        _delete(directory, step)
+    return gone
+
+
+def prepare(directory: Path) -> None:
+    """Make the directory, prove that it can be written, and sweep up a killed writer's debris.
+
+    Raises OSError if snapshots could not be written there.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.glob(f"step-*{TEMPORARY}"):
+        path.unlink(missing_ok=True)
+    probe = directory / f"probe{TEMPORARY}"
+    write_atomically(probe, lambda file: file.write(b"probe"))
+    probe.unlink()
+
+
+class _Digests:
+    """SHA-256 of every chunk of a stream, so that verification can run in parallel."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._done: list[str] = []
+        self._current = hashlib.sha256()
+        self._room = CHUNK_BYTES
+
+    def add(self, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        self.bytes += len(view)
+        while len(view):
+            part, view = view[: self._room], view[self._room :]
+            self._current.update(part)
+            self._room -= len(part)
+            if not self._room:
+                self._done.append(self._current.hexdigest())
+                self._current, self._room = hashlib.sha256(), CHUNK_BYTES
+
+    def result(self) -> dict[str, Any]:
+        last = [self._current.hexdigest()] if self._room < CHUNK_BYTES or not self._done else []
+        return {"algorithm": "sha256", "chunk_bytes": CHUNK_BYTES, "chunks": self._done + last}
+
+
+class _Tee:
+    """A writable file whose bytes are digested as they pass; torch.save writes front to back."""
+
+    def __init__(self, file: BinaryIO, digests: _Digests) -> None:
+        self._file, self._digests = file, digests
+
+    def write(self, data: Any) -> int:
+        self._digests.add(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _make_room(directory: Path, step: int, run_name: str) -> None:
+    """Remove the leftovers of `step`, never another run's snapshot."""
+    owner = _owner(directory, step)
+    if owner not in (run_name, None):
+        raise FileExistsError(f"{data_name(step)} belongs to the run {owner!r}")
+    # An old manifest beside new data would be a snapshot that does not match: it goes first.
+    _delete(directory, step)
+
+
+def _owner(directory: Path, step: int) -> str | None:
+    try:
+        return Manifest.read(directory / manifest_name(step)).run_name
+    except NotASnapshot:
+        return None
+
+
+def _delete(directory: Path, step: int) -> None:
+    for path in (directory / manifest_name(step), directory / data_name(step)):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

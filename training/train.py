@@ -1,0 +1,143 @@
+"""Train with DDP, and go on where the last attempt was interrupted.
+
+    torchrun --nproc_per_node 2 training/train.py --train-dir … --checkpoint-dir … --model-dir …
+
+The story of a job: join the other processes, build the model and the data, resume from the newest
+whole snapshot, take the steps that are left, write the model. What you change for a project of your
+own is in model.py and data.py.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    # torchrun puts this file's folder on the path; the package is that folder's own name.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from torch import nn
+
+from training.data import build_dataset
+from training.failure import TrainingError, exit_code_of, say
+from training.group import Group, joined
+from training.interruption import Interruption
+from training.metrics import Pace, step_line, validation_line
+from training.model import build_model
+from training.optimization import build_optimizer, learning_rate, mean_over_ranks, take_step
+from training.parallel import distribute, settle_buckets
+from training.sampling import check_batch, seed_step, steps_of_data
+from training.settings import TrainingSettings
+from training.snapshots.files import write_atomically
+from training.snapshots.resume import resume
+from training.snapshots.snapshotter import Snapshotter
+from training.validation import validation_loss
+
+
+def main() -> None:
+    """Run one attempt of the job that the command line and SageMaker's environment describe."""
+    settings = TrainingSettings.from_arguments(sys.argv[1:])
+    with joined(settings.collective_timeout) as group:
+        train(settings, group)
+
+
+def train(settings: TrainingSettings, group: Group) -> None:
+    """Everything between joining the group and leaving it."""
+    interruption = Interruption(group)
+
+    with group.agreement():
+        check_device(settings, group)
+        dataset = build_dataset(settings, settings.train_dir)
+        check_batch(settings, len(dataset), group.world_size)  # type: ignore[arg-type]
+        plain_model = build_model(settings)
+        model = distribute(plain_model, group)
+        optimizer = build_optimizer(model, settings)
+        scaler = torch.amp.GradScaler(group.device.type, enabled=settings.precision == "fp16")
+
+    settle_buckets(model, dataset, settings, group)
+    resumed = resume(settings, group, model, optimizer, scaler)
+    snapshots = Snapshotter(settings, group, model, optimizer, scaler, resumed)
+    pace = Pace(settings.global_batch_size, resumed.step)
+
+    if resumed.step >= settings.total_steps and group.rank == 0:
+        say(f"already finished: step {resumed.step} of {settings.total_steps}; writing the model")
+
+    step = resumed.step
+    for micro_batches in steps_of_data(dataset, settings, group, first_step=step):
+        rate = learning_rate(settings, step)
+        for parameters in optimizer.param_groups:
+            parameters["lr"] = rate
+        seed_step(settings.seed, step, group.rank)
+        loss, norm = take_step(model, optimizer, scaler, micro_batches, settings, group.device)
+        step += 1
+
+        snapshots.after_step(step, norm, urgent=interruption.noticed())
+        if step % settings.log_every == 0 or step == settings.total_steps:
+            log_step(step, loss, norm, rate, pace, group)
+
+    snapshots.close(step)
+    if settings.validation_dir:
+        log_validation(step, plain_model, settings, group)
+    if group.rank == 0:
+        export(plain_model, settings)
+        say(f"finished step={step} model={settings.model_dir}/model.pt")
+
+
+def check_device(settings: TrainingSettings, group: Group) -> None:
+    """Refuse what this device cannot compute."""
+    if settings.precision == "fp16" and group.device.type == "cpu":
+        raise TrainingError("precision is fp16, which needs a GPU; use bf16 or fp32 on a CPU")
+
+
+def log_step(
+    step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float, pace: Pace, group: Group
+) -> None:
+    """Rank 0 prints the line; all ranks stop together when the loss is no number any more."""
+    mean_loss, gradient_norm = mean_over_ranks(loss, group.world_size), float(norm)
+    samples_per_second, seconds = pace.since_last(step)
+    if group.rank == 0:
+        say(
+            step_line(
+                step,
+                loss=mean_loss,
+                learning_rate=rate,
+                gradient_norm=gradient_norm,
+                samples_per_second=samples_per_second,
+                step_seconds=seconds,
+            )
+        )
+    if mean_loss - mean_loss != 0 or gradient_norm - gradient_norm != 0:
+        raise TrainingError(
+            f"the loss is {mean_loss} and the gradient norm {gradient_norm} at step {step}; lower "
+            f"learning_rate or gradient_clip. The snapshots up to here are sound"
+        )
+
+
+def log_validation(step: int, model: nn.Module, settings: TrainingSettings, group: Group) -> None:
+    """Measure the loss on the validation channel, on all ranks together."""
+    with group.agreement():
+        dataset = build_dataset(settings, settings.validation_dir)
+    loss = validation_loss(model, dataset, settings, group)
+    if group.rank == 0:
+        say(validation_line(step, loss))
+
+
+def export(model: nn.Module, settings: TrainingSettings) -> None:
+    """Write `model.pt`, a plain state dict, and `settings.json` into the model directory."""
+    directory = Path(settings.model_dir)
+    state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    described = json.dumps(dataclasses.asdict(settings), indent=1).encode()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(directory / "model.pt", lambda file: torch.save(state, file))
+        write_atomically(directory / "settings.json", lambda file: file.write(described))
+    except OSError as error:
+        raise TrainingError(
+            f"the model could not be written to {directory} ({error.strerror}); start again "
+            f"with a --model-dir that can be written: no step will be repeated"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(main))

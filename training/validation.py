@@ -1,0 +1,34 @@
+"""The loss on data that is not trained on, each sample counted once, over all ranks."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from training.group import Group
+from training.optimization import autocast, to_device
+from training.settings import TrainingSettings
+
+
+@torch.no_grad()
+def validation_loss(
+    model: nn.Module, dataset: Dataset[Any], settings: TrainingSettings, group: Group
+) -> float:
+    """Mean loss per sample, the same number on every rank.
+
+    `model` is the plain module: DDP would wait for a peer that has one sample less.
+    """
+    size = len(dataset)  # type: ignore[arg-type]
+    mine = Subset(dataset, range(group.rank, size, group.world_size))
+    batch_size = settings.micro_batch_size or settings.global_batch_size // group.world_size
+    total = torch.zeros(2, dtype=torch.float64, device=group.device)
+    model.eval()
+    for batch in DataLoader(mine, batch_size=batch_size):
+        with autocast(settings, group.device):
+            loss = model(*to_device(batch, group.device))
+        total += torch.stack([loss.double() * len(batch[0]), loss.new_tensor(len(batch[0]))])
+    model.train()
+    dist.all_reduce(total)
+    return float(total[0] / total[1])
