@@ -44,7 +44,7 @@ class _Section(BaseModel):
 class Aws(_Section):
     """The account: where the job runs, as whom, and where its files live."""
 
-    region: str | None = None
+    region: str | None = Field(default=None, pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
     role: str | None = Field(default=None, pattern=r"^arn:aws[a-z\-]*:iam::\d{12}:role/.+$")
     bucket: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]$")
     prefix: str = Field(default="spot-ddp", pattern=r"^[\w.\-]+(/[\w.\-]+)*$")
@@ -128,7 +128,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise Refused(f"the configuration {path} cannot be read: {reason}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
         raise Refused(
@@ -159,7 +159,7 @@ def _value(text: str) -> Any:
     """Lists, mappings and null as YAML reads them; the schema types everything else."""
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
     return value if value is None or isinstance(value, (list, dict)) else text
 
@@ -193,6 +193,8 @@ def _sentence(error: Any) -> str:
     said = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if error["type"] == "string_pattern_mismatch":
         said = f"must look like {_EXAMPLES[name]}"
+    elif error["type"] == "invalid_key":
+        return f"{name} is not a setting; a setting's name is text"
     elif error["type"] == "model_type":
         said = "must be a section of settings"
     elif error["type"] == "string_type" and isinstance(error["input"], (int, float)):
@@ -201,6 +203,7 @@ def _sentence(error: Any) -> str:
 
 
 _EXAMPLES = {
+    "aws.region": "us-east-1",
     "aws.role": "arn:aws:iam::123456789012:role/name",
     "aws.bucket": "my-bucket: 3 to 63 small letters, digits, dots and hyphens",
     "aws.prefix": "team/project: no slash at either end, none doubled",

@@ -4,8 +4,10 @@ What is uploaded goes under an address made of its content, so a second submit u
 """
 
 import hashlib
+import os
 import pydoc_data.topics
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,51 +19,68 @@ SAMPLE = "sample"
 
 @dataclass(frozen=True)
 class Channel:
-    """A data channel: its S3 prefix and, unless it was there before us, what belongs under it."""
+    """A data channel: an S3 prefix that is there already, or files named by their content."""
 
     name: str
-    uri: str
-    files: dict[str, bytes | Path]
+    s3_prefix: str | None = None
+    address: str = ""
+    files: dict[str, bytes | Path] = field(default_factory=dict)
+
+    def uri(self, config: JobConfig, bucket: str) -> str:
+        """Where the channel's data lives; always one trailing slash."""
+        return self.s3_prefix or f"s3://{bucket}/{config.aws.prefix}/data/{self.address}/"
 
 
-def channels(config: JobConfig, bucket: str) -> list[Channel]:
+def channels(config: JobConfig) -> list[Channel]:
     """The job's channels; reads local folders but uploads nothing.
 
-    Raises Refused for folders that do not exist or hold no file.
+    Raises Refused, for all channels at once, where a folder is missing, unreadable or empty.
     """
-    wanted = {"train": config.data.train, "validation": config.data.validation}
-    return [
-        _channel(name, source, f"s3://{bucket}/{config.aws.prefix}/data")
-        for name, source in wanted.items()
-        if source is not None
-    ]
+    found, problems = [], []
+    for name, source in {"train": config.data.train, "validation": config.data.validation}.items():
+        if source is None:
+            continue
+        try:
+            found.append(_channel(name, source))
+        except Refused as error:
+            problems += error.problems
+        except (OSError, RuntimeError, UnicodeError) as error:
+            problems.append(f"data.{name} is {source[:200]!r}, which cannot be read: {error}")
+    if problems:
+        raise Refused(problems)
+    return found
 
 
-def upload(channel: Channel, s3: Any) -> int:
-    """Upload what S3 does not hold yet; returns the number of files sent."""
+def upload(channel: Channel, uri: str, s3: Any) -> int:
+    """Upload to `uri` what it does not hold yet; returns the number of files sent."""
     if not channel.files:
         return 0
-    bucket, _, prefix = channel.uri.removeprefix("s3://").partition("/")
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     there = {item["Key"]: item["Size"] for page in pages for item in page.get("Contents", [])}
-    sent = 0
-    for name, content in channel.files.items():
-        key = prefix + name
-        if there.get(key) == _size(content):
-            continue
+    missing = {
+        prefix + name: content
+        for name, content in channel.files.items()
+        if there.get(prefix + name) != _size(content)
+    }
+    for key, content in missing.items():
         if isinstance(content, Path):
             s3.upload_file(str(content), bucket, key)
         else:
             s3.put_object(Bucket=bucket, Key=key, Body=content)
-        sent += 1
-    return sent
+    return len(missing)
 
 
-def _channel(name: str, source: str, base: str) -> Channel:
-    if source.startswith("s3://"):
-        return Channel(name, source.rstrip("/") + "/", {})
+def _channel(name: str, source: str) -> Channel:
+    if "://" in source:
+        if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.\-]+/[^/]+(/[^/]+)*/?", source):
+            raise Refused(
+                f"data.{name} is {source!r}; an S3 prefix is written as s3://bucket/folder/, "
+                f"with single slashes"
+            )
+        return Channel(name, s3_prefix=source.rstrip("/") + "/")
     files = _sample() if source == SAMPLE else _folder(name, Path(source).expanduser())
-    return Channel(name, f"{base}/{_address(files)}/", files)
+    return Channel(name, address=_address(files), files=files)
 
 
 def _sample() -> dict[str, bytes | Path]:
@@ -75,15 +94,29 @@ def _folder(name: str, folder: Path) -> dict[str, bytes | Path]:
             f"data.{name} is {str(folder)!r}, which is no folder here; "
             f"set it to sample, to an S3 prefix (s3://bucket/prefix/), or to a local folder"
         )
-    paths = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
-    files: dict[str, bytes | Path] = {
-        name: path
-        for name, path in paths.items()
-        if "/." not in f"/{name}"  # hidden ones stay
-    }
+    files: dict[str, bytes | Path] = {p.relative_to(folder).as_posix(): p for p in _walk(folder)}
     if not any(_size(content) for content in files.values()):
         raise Refused(f"data.{name} is {str(folder)!r}, which holds no data; add files to it")
     return files
+
+
+def _walk(folder: Path) -> list[Path]:
+    """All files that are not hidden, in order; links are followed, and nothing is left out."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found, entered = [], set()
+    for parent, directories, names in os.walk(folder, onerror=fail, followlinks=True):
+        entered.add(os.path.realpath(parent))
+        directories[:] = [
+            name
+            for name in directories
+            if not name.startswith(".")
+            and os.path.realpath(os.path.join(parent, name)) not in entered
+        ]
+        found += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(found)
 
 
 def _address(files: dict[str, bytes | Path]) -> str:

@@ -4,12 +4,13 @@ import io
 import json
 import logging
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from launch.config import JobConfig
-from launch.data import Channel
 from launch.errors import Refused
 from launch.source import ENTRY_POINT
 from training.metrics import METRIC_DEFINITIONS
@@ -26,6 +27,7 @@ try:
     import boto3
     import sagemaker.session
     import sagemaker.utils
+    from botocore.awsrequest import AWSResponse
     from sagemaker import Session
     from sagemaker.inputs import TrainingInput
     from sagemaker.pytorch import PyTorch
@@ -35,8 +37,9 @@ except ModuleNotFoundError as error:
         f"install what this repository pins: pip install -r requirements.txt"
     ) from None
 
-# The import also lets every library talk at INFO, through the root logger.
+# The import also lets every library talk at INFO, and prints tracebacks to stdout, in boxes.
 logging.getLogger().setLevel(logging.WARNING)
+sys.excepthook = sys.__excepthook__
 
 # Without this file's word the SDK reports every fit() to its makers, and reads defaults from files
 # in the home directory that the request then silently depends on.
@@ -66,18 +69,19 @@ DELIVER_SIGTERM = (
 )
 
 
-def open_session(region: str, *, endpoint_url: str | None = None) -> Session:
-    """A session of the SDK for `region`; `endpoint_url` replaces AWS, for S3 and SageMaker."""
-    return _session(boto3.Session(region_name=region), endpoint_url)
+def open_session(region: str) -> Session:
+    """A session of the SDK for `region`, with the credentials that AWS clients find."""
+    return _session(boto3.Session(region_name=region))
 
 
-def recording_session(region: str, requests: list[dict[str, Any]]) -> Session:
+@contextmanager
+def recording_session(region: str, requests: list[dict[str, Any]]) -> Iterator[Session]:
     """A session that sends nothing: it appends each CreateTrainingJob request to `requests`.
 
     The SDK works as always, with made-up credentials, and every request is answered on this side of
-    the wire. What `requests` holds is what would have been sent, byte for byte.
+    the wire. What `requests` holds is what would have been sent, byte for byte. The machine's AWS
+    configuration is set aside meanwhile: no account is needed, and a broken one does not matter.
     """
-    boto = boto3.Session("dry-run", "dry-run", region_name=region)
 
     def answer(request: Any, event_name: str, **_: Any) -> Any:
         operation = event_name.removeprefix("before-send.")
@@ -85,25 +89,40 @@ def recording_session(region: str, requests: list[dict[str, Any]]) -> Session:
             requests.append(json.loads(request.body))
             arn = f"arn:aws:sagemaker:{region}:000000000000:training-job/dry-run"
             return _response(request.url, json.dumps({"TrainingJobArn": arn}).encode())
+        if operation == "s3.ListObjectsV2":
+            return _response(request.url, b"<ListBucketResult/>")
         if operation == "s3.PutObject":
             return _response(request.url, b"")
         raise RuntimeError(f"a dry run must not call {operation}")
 
-    boto.events.register("before-send", answer)
-    return _session(boto, None)
-
-
-def build(config: JobConfig, session: Session, source_dir: Path, bucket: str) -> PyTorch:
-    """The estimator for `config`. Raises Refused for what the SDK does not accept."""
-    compute, aws, spot = config.compute, config.aws, config.spot
-    home = f"s3://{bucket}/{aws.prefix}/{config.run_name}"
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
     try:
-        return PyTorch(
+        boto = boto3.Session("dry-run", "dry-run", region_name=region)
+        boto.events.register("before-send", answer)
+        yield _session(boto)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def build(config: JobConfig, session: Session, source_dir: Path) -> PyTorch:
+    """The estimator for `config`, whose bucket and role are known.
+
+    Raises Refused for what the SDK does not accept: some of it would only be found in `fit`, after
+    the upload.
+    """
+    compute, aws, spot = config.compute, config.aws, config.spot
+    home = f"s3://{aws.bucket}/{aws.prefix}/{config.run_name}"
+    try:
+        estimator = PyTorch(
             entry_point=ENTRY_POINT,
             source_dir=str(source_dir),
             code_location=f"{home}/code",
             output_path=f"{home}/output",
-            checkpoint_s3_uri=snapshot_uri(config, bucket),
+            checkpoint_s3_uri=snapshot_uri(config),
             checkpoint_local_path=DEFAULT_CHECKPOINT_DIR,
             role=aws.role,
             sagemaker_session=session,
@@ -129,38 +148,39 @@ def build(config: JobConfig, session: Session, source_dir: Path, bucket: str) ->
             output_kms_key=aws.kms_key,
             tags=[{"Key": key, "Value": value} for key, value in aws.tags.items()] or None,
         )
+        estimator.training_image_uri()
     except ValueError as error:
-        raise Refused(f"the SageMaker SDK refuses this job: {error}") from error
+        raise Refused(
+            f"the SageMaker SDK refuses this job: {' '.join(str(error).split())} "
+            f"Name a container that it knows with compute.framework_version and "
+            f"compute.py_version, or any other in full with compute.image_uri"
+        ) from error
+    return estimator
 
 
-def start(estimator: PyTorch, channels: Sequence[Channel], input_mode: str, job_name: str) -> None:
-    """Pack and upload the code and send CreateTrainingJob; returns as soon as it was accepted."""
-    inputs = {
-        channel.name: TrainingInput(channel.uri, input_mode=input_mode) for channel in channels
-    }
-    estimator.fit(inputs, wait=False, job_name=job_name)
+def start(estimator: PyTorch, inputs: Mapping[str, str], input_mode: str, job_name: str) -> None:
+    """Pack and upload the code and send CreateTrainingJob; returns as soon as it was accepted.
+
+    `inputs` are S3 prefixes by the name of their channel.
+    """
+    channels = {name: TrainingInput(uri, input_mode=input_mode) for name, uri in inputs.items()}
+    estimator.fit(channels, wait=False, job_name=job_name)
 
 
-def snapshot_uri(config: JobConfig, bucket: str) -> str:
+def snapshot_uri(config: JobConfig) -> str:
     """Where the run's snapshots live. The slash at the end keeps run-1 from restoring run-10's."""
-    return f"s3://{bucket}/{config.aws.prefix}/{config.run_name}/snapshots/"
+    return f"s3://{config.aws.bucket}/{config.aws.prefix}/{config.run_name}/snapshots/"
 
 
 def _entry_point(deliver_sigterm: bool) -> list[str] | None:
     return ["bash", "-c", DELIVER_SIGTERM] if deliver_sigterm else None
 
 
-def _session(boto: Any, endpoint_url: str | None) -> Session:
-    return Session(
-        boto_session=boto,
-        sagemaker_client=boto.client("sagemaker", endpoint_url=endpoint_url),
-        sagemaker_config=SDK_DEFAULTS,
-    )
+def _session(boto: Any) -> Session:
+    return Session(boto_session=boto, sagemaker_config=SDK_DEFAULTS)
 
 
 def _response(url: str, body: bytes) -> Any:
-    from botocore.awsrequest import AWSResponse
-
     return AWSResponse(url, 200, {}, _RawBody(body))
 
 

@@ -8,19 +8,22 @@ import argparse
 import datetime
 import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # the clone, not its folder launch/
 
 from launch.errors import DONE, FAILED, Refused, exit_code_of
+from launch.submit import add_config_options, load_config, start_job, with_stand_ins
 
 if TYPE_CHECKING:  # imported late otherwise: --help must not wait for the SDK
     from launch.config import JobConfig
+    from launch.data import Channel
     from launch.rehearsal.attempt import Attempt, Job
     from launch.rehearsal.report import Outcome
     from launch.rehearsal.screen import Screen
@@ -40,15 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a job here, on simulated instances that are taken away, and prove that "
         "it ends with the same bits as without.",
     )
-    parser.add_argument("--config", type=Path, help="a YAML file; default: config/rehearsal.yaml")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="SECTION.KEY=VALUE",
-        action="append",
-        default=[],
-        help="override one value of the configuration; can be repeated",
-    )
+    add_config_options(parser, "config/rehearsal.yaml")
     parser.add_argument(
         "--interrupt",
         metavar="STEP",
@@ -67,23 +62,31 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    try:
-        from launch.config import ROOT, load
-        from launch.rehearsal import report
-        from launch.rehearsal.screen import Screen
-    except ModuleNotFoundError as error:
-        raise Refused(
-            f"the module {error.name} is missing; type `make setup` and use .venv/bin/python, "
-            f"or install requirements.txt"
-        ) from None
-    config = load(options.config or ROOT / "config" / "rehearsal.yaml", options.overrides)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    config, _ = with_stand_ins(load_config(options, "config/rehearsal.yaml"))
     interruptions = _interruptions(options.interrupt, config.training.total_steps)
+    from launch import data
+    from launch.rehearsal import attempt, report
+    from launch.rehearsal.screen import Screen
+
+    channels = data.channels(config)
+    _refuse_what_is_in_s3(channels)
+    attempt.check_port()
     out = _empty(options.out or Path(f"out/rehearsal-{datetime.datetime.now():%Y%m%d-%H%M%S}"))
     with Screen(config.training.total_steps) as screen:
-        outcome = _rehearse(config, interruptions, out, screen, options.without_toolkit)
+        outcome = _rehearse(config, channels, interruptions, out, screen, options.without_toolkit)
         report.write(outcome, out)
         screen.conclude(outcome, out)
     return DONE if outcome.equal else FAILED
+
+
+def _refuse_what_is_in_s3(channels: "Sequence[Channel]") -> None:
+    if there := [channel.name for channel in channels if channel.s3_prefix]:
+        raise Refused(
+            f"data.{name} is an S3 prefix, which a rehearsal cannot reach; "
+            f"rehearse with a local folder that holds some of it: --set data.{name}=FOLDER"
+            for name in there
+        )
 
 
 def _interruptions(steps: Sequence[int], total_steps: int) -> list[int]:
@@ -108,6 +111,7 @@ def _empty(directory: Path) -> Path:
 
 def _rehearse(
     config: "JobConfig",
+    channels: "Sequence[Channel]",
     interruptions: Sequence[int],
     out: Path,
     screen: "Screen",
@@ -118,20 +122,19 @@ def _rehearse(
     from launch.rehearsal.report import Outcome
 
     means = container.find_means(without_toolkit=without_toolkit)
-    with loopback_aws(config.aws.region or "us-east-1") as aws:
-        request, s3 = _send(config, aws.requests)
+    region = str(config.aws.region)
+    with loopback_aws(region) as aws:
+        request, s3 = _send(config, channels, aws.requests)
         (out / "request.json").write_text(json.dumps(request, indent=2) + "\n")
         screen.began(request, means)
-        environment = aws.environment(config.aws.region or "us-east-1")
 
         def job(name: str) -> "Job":
-            directory = out / name
-            directory.mkdir()
-            return attempt.Job(request, s3, means, environment, directory, screen.show)
+            (out / name).mkdir()
+            return attempt.Job(request, s3, means, aws.environment(region), out / name, screen.show)
 
         interrupted_job, control_job = job("interrupted"), job("uninterrupted")
         interrupted = _run_interrupted(interrupted_job, interruptions)
-        _empty_prefix(s3, request["CheckpointConfig"]["S3Uri"])
+        _empty_prefix(request["CheckpointConfig"]["S3Uri"])
         screen.control()
         control = attempt.run(
             control_job, 1, time.monotonic(), reclaim_at=None, grace=GRACE_SECONDS
@@ -140,13 +143,7 @@ def _rehearse(
             "uninterrupted": _digest(control_job, control, config),
             "interrupted": _digest(interrupted_job, interrupted[-1], config),
         }
-    return Outcome(
-        interrupted,
-        control,
-        digests,
-        means.notes(),
-        {"toolkit": means.toolkit, "pid_namespace": bool(means.pid_namespace)},
-    )
+    return Outcome(interrupted, control, digests, means)
 
 
 def _run_interrupted(job: "Job", interruptions: Sequence[int]) -> "list[Attempt]":
@@ -159,21 +156,23 @@ def _run_interrupted(job: "Job", interruptions: Sequence[int]) -> "list[Attempt]
     ]
 
 
-def _send(config: "JobConfig", arrived: list[dict]) -> tuple[dict, object]:  # type: ignore[type-arg]
+def _send(
+    config: "JobConfig", channels: "Sequence[Channel]", arrived: list[dict[str, Any]]
+) -> tuple[dict[str, Any], Any]:
     """Send the job as `submit.py` does; returns the request as it arrived, and an S3 client."""
     import boto3
 
-    from launch import estimator, submit
+    from launch import estimator
 
-    bucket = config.aws.bucket or "rehearsal"
-    session = estimator.open_session(config.aws.region or "us-east-1")
-    s3 = boto3.client("s3")
-    s3.create_bucket(Bucket=bucket)
-    submit.start_job(config, session, bucket)
+    s3, region = boto3.client("s3"), str(config.aws.region)
+    there = {} if region == "us-east-1" else {"LocationConstraint": region}
+    located = {"CreateBucketConfiguration": there} if there else {}
+    s3.create_bucket(Bucket=str(config.aws.bucket), **located)
+    start_job(config, estimator.open_session(region), channels)
     return arrived[-1], s3
 
 
-def _empty_prefix(s3: object, uri: str) -> None:
+def _empty_prefix(uri: str) -> None:
     """The control must not find the other run's snapshots."""
     import boto3
 
@@ -183,13 +182,13 @@ def _empty_prefix(s3: object, uri: str) -> None:
 
 def _digest(job: "Job", attempt: "Attempt", config: "JobConfig") -> str:
     """The digest of the attempt's final state; its disks are not needed afterwards."""
+    from launch.rehearsal import disk
     from launch.rehearsal.equality import final_digest
-    from training.settings import DEFAULT_CHECKPOINT_DIR
 
     home = job.directory / f"attempt-{attempt.number}"
-    disk = home / job.hosts[0]
-    checkpoints = disk / Path(DEFAULT_CHECKPOINT_DIR).name
-    digest = final_digest(checkpoints, disk / "model", config.training.total_steps)
+    base = home / job.hosts[0]
+    checkpoints = disk.checkpoint_dir(base, job.request)
+    digest = final_digest(checkpoints, base / "model", config.training.total_steps)
     shutil.rmtree(home)
     return digest
 

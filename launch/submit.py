@@ -3,6 +3,8 @@
 import argparse
 import datetime
 import json
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +20,13 @@ if TYPE_CHECKING:  # imported late otherwise: --help must not wait for the SDK
     from sagemaker import Session
 
     from launch.config import JobConfig
+    from launch.data import Channel
 
-PLACEHOLDER_REGION = "us-east-1"
-PLACEHOLDER_ROLE = "arn:aws:iam::000000000000:role/set-aws.role"
-PLACEHOLDER_BUCKET = "set-aws.bucket"
+STAND_INS = {
+    "region": "us-east-1",
+    "role": "arn:aws:iam::000000000000:role/set-aws.role",
+    "bucket": "set-aws.bucket",
+}
 
 
 @dataclass(frozen=True)
@@ -47,50 +52,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code_of(lambda: _run(options))
 
 
-def start_job(config: "JobConfig", session: "Session", bucket: str) -> Started:
+def start_job(config: "JobConfig", session: "Session", channels: "Sequence[Channel]") -> Started:
     """Upload data and code and start the job. The one way a request is made, rehearsals included.
 
-    Raises Refused before anything is uploaded if the data or the job cannot be right.
+    `config` names its bucket and role. Raises Refused before anything is uploaded if the SDK does
+    not accept the job.
     """
     from launch import data, estimator, source
 
-    channels = data.channels(config, bucket)
-    job_name = f"{config.run_name}-{_timestamp()}"
+    bucket = str(config.aws.bucket)
+    inputs = {channel.name: channel.uri(config, bucket) for channel in channels}
+    now = datetime.datetime.now(datetime.UTC)
+    job_name = f"{config.run_name}-{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03d}"
     with source.staged() as folder:
-        job = estimator.build(config, session, folder, bucket)
+        job = estimator.build(config, session, folder)
         for channel in channels:
-            data.upload(channel, session.boto_session.client("s3"))
-        estimator.start(job, channels, config.data.input_mode, job_name)
-    return Started(job_name, session.boto_region_name, estimator.snapshot_uri(config, bucket))
+            data.upload(channel, inputs[channel.name], session.boto_session.client("s3"))
+        estimator.start(job, inputs, config.data.input_mode, job_name)
+    return Started(job_name, session.boto_region_name, estimator.snapshot_uri(config))
 
 
 def request_of(config: "JobConfig") -> dict[str, Any]:
     """The CreateTrainingJob request of `config`, with nothing read from or sent to AWS."""
-    from launch import data, estimator, source
+    from launch import data, estimator
 
     requests: list[dict[str, Any]] = []
-    bucket = config.aws.bucket or PLACEHOLDER_BUCKET
-    channels = data.channels(config, bucket)
-    session = estimator.recording_session(config.aws.region or PLACEHOLDER_REGION, requests)
-    with source.staged() as folder:
-        job = estimator.build(_with_role(config), session, folder, bucket)
-        estimator.start(job, channels, config.data.input_mode, f"{config.run_name}-{_timestamp()}")
+    channels = data.channels(config)
+    with estimator.recording_session(str(config.aws.region), requests) as session:
+        start_job(config, session, channels)
     return requests[0]
+
+
+def with_stand_ins(config: "JobConfig") -> "tuple[JobConfig, list[str]]":
+    """Fill in what only an account knows; returns the names of what was filled in."""
+    missing = {n: v for n, v in STAND_INS.items() if getattr(config.aws, n) is None}
+    filled = config.model_copy(update={"aws": config.aws.model_copy(update=missing)})
+    return filled, list(missing)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="submit.py", description="Start a spot training job that survives interruptions."
     )
-    parser.add_argument("--config", type=Path, help="a YAML file; default: config/default.yaml")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="SECTION.KEY=VALUE",
-        action="append",
-        default=[],
-        help="override one value of the configuration; can be repeated",
-    )
+    add_config_options(parser, "config/default.yaml")
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -99,79 +103,124 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace) -> int:
-    config = _load(options)
-    if options.dry_run:
-        for name in ("region", "role", "bucket"):
-            if getattr(config.aws, name) is None:
-                print(f"note: aws.{name} is not set; the request shows a stand-in", file=sys.stderr)
-        print(json.dumps(request_of(config), indent=2))
-        return DONE
-    started = _start_on_aws(config)
-    print(_summary(started, options))
-    return DONE
+def add_config_options(parser: argparse.ArgumentParser, default: str) -> None:
+    """The options that say which job is meant."""
+    parser.add_argument("--config", type=Path, help=f"a YAML file; default: {default}")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="SECTION.KEY=VALUE",
+        action="append",
+        default=[],
+        help="override one value of the configuration; can be repeated",
+    )
 
 
-def _load(options: argparse.Namespace) -> "JobConfig":
+def load_config(options: argparse.Namespace, default: str) -> "JobConfig":
+    """The validated configuration that the options name. Raises Refused."""
     try:
-        from launch.config import DEFAULT_CONFIG, load
+        from launch.config import ROOT, load
     except ModuleNotFoundError as error:
         raise Refused(
             f"the module {error.name} is missing; type `make setup` and use .venv/bin/python, "
             f"or install requirements.txt"
         ) from None
-    return load(options.config or DEFAULT_CONFIG, options.overrides)
+    return load(options.config or ROOT / default, options.overrides)
+
+
+def _run(options: argparse.Namespace) -> int:
+    config = load_config(options, "config/default.yaml")
+    if options.dry_run:
+        config, missing = with_stand_ins(_with_region(config))
+        for name in missing:
+            print(f"note: aws.{name} is not set; the request shows a stand-in", file=sys.stderr)
+        print(json.dumps(request_of(config), indent=2))
+    else:
+        print(_summary(_start_on_aws(config), options))
+    return DONE
+
+
+def _with_region(config: "JobConfig") -> "JobConfig":
+    """The configuration with the region that the environment or the AWS configuration names."""
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    region = config.aws.region or os.environ.get("AWS_REGION")
+    try:
+        region = region or boto3.Session().region_name
+    except BotoCoreError:
+        region = None  # a broken configuration is told where an account is needed
+    return config.model_copy(update={"aws": config.aws.model_copy(update={"region": region})})
 
 
 def _start_on_aws(config: "JobConfig") -> Started:
     import boto3
+    from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
-    boto = boto3.Session()
-    region = config.aws.region or boto.region_name
+    config = _with_region(config)
+    problems = _missing(config)
+    try:
+        if boto3.Session().get_credentials() is None:
+            problems.append("no AWS credentials were found; type `aws configure`, set AWS_PROFILE")
+    except BotoCoreError as error:
+        problems.append(f"the AWS configuration cannot be used: {_one_line(error)}")
+    from launch import data
+
+    try:
+        channels = data.channels(config)
+    except Refused as error:
+        problems += error.problems
+    if problems:
+        raise Refused(problems)
+    from launch import estimator
+
+    try:
+        session = estimator.open_session(str(config.aws.region))
+        config = _with_bucket(config, session)
+    except (Boto3Error, BotoCoreError, ClientError) as error:
+        raise Refused(f"AWS does not let us in: {_one_line(error)}") from error
+    try:
+        return start_job(config, session, channels)
+    except (Boto3Error, BotoCoreError, ClientError) as error:
+        raise Failed(f"AWS did not start the job: {_one_line(error)}") from error
+
+
+def _missing(config: "JobConfig") -> list[str]:
     problems = []
-    if region is None:
-        problems.append("aws.region is not set, nor is AWS_REGION: --set aws.region=us-east-1")
+    if config.aws.region is None:
+        problems.append("aws.region is not set; type --set aws.region=us-east-1, or set AWS_REGION")
     if config.aws.role is None:
         problems.append(
             "aws.role is not set; give the execution role's ARN: "
             "--set aws.role=arn:aws:iam::123456789012:role/name (the README shows its policy)"
         )
-    if boto.get_credentials() is None:
-        problems.append("no AWS credentials were found; type `aws configure` or set AWS_PROFILE")
-    if problems:
-        raise Refused(problems)
-    from launch import data, estimator
+    return problems
 
-    data.channels(config, "checked-before-any-call")
+
+def _with_bucket(config: "JobConfig", session: "Session") -> "JobConfig":
+    """The configuration with its bucket, which must answer; null means the account's default."""
+    from botocore.exceptions import ClientError
+
+    bucket = config.aws.bucket or session.default_bucket()
     try:
-        session = estimator.open_session(str(region))
-        bucket = config.aws.bucket or session.default_bucket()
-    except (BotoCoreError, ClientError) as error:
-        raise Refused(f"AWS does not let us in: {error}") from error
-    try:
-        return start_job(config, session, bucket)
-    except (BotoCoreError, ClientError) as error:
-        raise Failed(f"AWS did not start the job: {error}") from error
+        session.boto_session.client("s3").head_bucket(Bucket=bucket)
+    except ClientError as error:
+        raise Refused(
+            f"aws.bucket is {bucket!r}, which does not answer ({_one_line(error)}); create it in "
+            f"{config.aws.region}, or name one that your credentials may use"
+        ) from error
+    return config.model_copy(update={"aws": config.aws.model_copy(update={"bucket": bucket})})
 
 
-def _with_role(config: "JobConfig") -> "JobConfig":
-    if config.aws.role:
-        return config
-    return config.model_copy(
-        update={"aws": config.aws.model_copy(update={"role": PLACEHOLDER_ROLE})}
-    )
-
-
-def _timestamp() -> str:
-    now = datetime.datetime.now(datetime.UTC)
-    return f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03d}"
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _summary(started: Started, options: argparse.Namespace) -> str:
-    again = ["python launch/submit.py"]
+    again = ["python", "launch/submit.py"]
     again += ["--config", str(options.config)] if options.config else []
-    again += [f"--set {override}" for override in options.overrides]
+    again += [part for override in options.overrides for part in ("--set", override)]
     region = f"--region {started.region}"
     return "\n".join(
         [
@@ -182,7 +231,8 @@ def _summary(started: Started, options: argparse.Namespace) -> str:
             f"--log-stream-name-prefix {started.job_name}",
             f"stop       aws sagemaker stop-training-job {region} "
             f"--training-job-name {started.job_name}",
-            f"continue   {' '.join(again)}    (once it has stopped: the same run_name resumes)",
+            f"continue   {shlex.join(again)}",
+            "           once it has stopped: the same run_name resumes from the newest snapshot",
         ]
     )
 

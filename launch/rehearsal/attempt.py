@@ -7,14 +7,15 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from launch.errors import Failed, Refused
 from launch.rehearsal.container import TOOLKIT_PORT, Means
 from launch.rehearsal.instance import Instance, port_is_free
+from training.snapshots.files import candidates, data_name, manifest_name
 
 RECLAIM, COMPLETED, FAILED = "reclaim", "completed", "failed"
 SILENCE_SECONDS = 180.0
@@ -82,40 +83,57 @@ class Job:
         named = "127.0.0.{}" if self.means.toolkit else "algo-{}"
         return [named.format(number) for number in range(1, count + 1)]
 
+    def newest_in_s3(self) -> int:
+        """The newest step of which both files have reached S3; 0 if there is none."""
+        bucket, _, prefix = self.request["CheckpointConfig"]["S3Uri"][5:].partition("/")
+        listed = self.s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
+        names = {item["Key"].removeprefix(prefix) for item in listed}
+        whole = (s for s in candidates(names) if {data_name(s), manifest_name(s)} <= names)
+        return next(whole, 0)
+
 
 def run(job: Job, number: int, clock: float, *, reclaim_at: int | None, grace: float) -> Attempt:
     """Run attempt `number` to its end, or reclaim all its instances after step `reclaim_at`.
 
     `clock` is the monotonic time that counts as zero; `grace` the seconds between SIGTERM and
-    SIGKILL, which a snapshot that has reached the disk cuts short. Only an attempt that completed
-    leaves its disks behind, under the job's directory.
+    SIGKILL, which a snapshot that has reached S3 cuts short. Only an attempt that completed leaves
+    its disks behind, under the job's directory. Raises Failed if the job fails.
     """
+    check_port()
+    attempt = Attempt(number, time.monotonic() - clock)
+    job.on_event(attempt, "booting")
+    lines: queue.Queue[tuple[str, str, float]] = queue.Queue()
+    with _instances(job, number, lines) as instances, _log(job, number) as log:
+
+        def take_in(host: str, line: str, when: float) -> None:
+            print(f"[{host}] {line}", file=log)
+            attempt.hear(line, when - clock)
+            job.on_event(attempt, line)
+
+        for heard in _heard(instances, lines):
+            take_in(*heard)
+            if reclaim_at is not None and (attempt.last_step or 0) >= reclaim_at:
+                attempt.signalled = time.monotonic() - clock
+                _reclaim(attempt, job, instances, lines, take_in, grace)
+                break
+        else:
+            _judge(attempt, instances)
+    attempt.ended = time.monotonic() - clock
+    job.on_event(attempt, attempt.kind)
+    if attempt.kind == FAILED:
+        raise Failed(
+            f"attempt {number} failed: {attempt.cause}; its log is in {job.directory / 'logs'}"
+        )
+    return attempt
+
+
+def check_port() -> None:
+    """Raise Refused if something listens where the toolkit will."""
     if not port_is_free(TOOLKIT_PORT):
         raise Refused(
             f"port {TOOLKIT_PORT} is taken, which the SageMaker toolkit uses for torchrun; "
             f"end the program that listens there (lsof -i :{TOOLKIT_PORT}) and try again"
         )
-    attempt = Attempt(number, time.monotonic() - clock)
-    job.on_event(attempt, "booting")
-    lines: queue.Queue[tuple[str, str, float]] = queue.Queue()
-    with _instances(job, number, lines) as instances, _logs(job, number) as write_log:
-        for host, line, when in _heard(instances, lines):
-            write_log(host, line)
-            attempt.hear(line, when - clock)
-            job.on_event(attempt, line)
-            if reclaim_at is not None and (attempt.last_step or 0) >= reclaim_at:
-                break
-        else:
-            _judge(attempt, instances)
-        if attempt.kind is not COMPLETED and attempt.cause is None:
-            _reclaim(attempt, job, instances, lines, write_log, clock, grace)
-        attempt.ended = time.monotonic() - clock
-        job.on_event(attempt, attempt.kind)
-        if attempt.kind == FAILED:
-            raise Failed(
-                f"attempt {number} failed: {attempt.cause}; its log is in {job.directory / 'logs'}"
-            )
-    return attempt
 
 
 def _reclaim(
@@ -123,24 +141,19 @@ def _reclaim(
     job: Job,
     instances: list[Instance],
     lines: "queue.Queue[tuple[str, str, float]]",
-    write_log: Callable[[str, str], None],
-    clock: float,
+    take_in: Callable[[str, str, float], None],
     grace: float,
 ) -> None:
-    attempt.signalled = time.monotonic() - clock
+    asked_at = attempt.last_step or 0
     for instance in instances:
         instance.terminate()
     job.on_event(attempt, "SIGTERM")
     deadline = time.monotonic() + grace
-    written = len(attempt.snapshots)
-    while time.monotonic() < deadline and len(attempt.snapshots) == written:
+    while time.monotonic() < deadline and job.newest_in_s3() <= asked_at:
         try:
-            host, line, when = lines.get(timeout=0.05)
+            take_in(*lines.get(timeout=0.05))
         except queue.Empty:
             continue
-        write_log(host, line)
-        attempt.hear(line, when - clock)
-        job.on_event(attempt, line)
     if all(instance.exit_code == 0 for instance in instances):
         raise Failed(
             "training finished before its instances could be taken away; "
@@ -148,11 +161,9 @@ def _reclaim(
         )
     for instance in instances:
         instance.vanish()
-    while not lines.empty():  # what was printed until the end belongs to this attempt
-        host, line, when = lines.get()
-        write_log(host, line)
-        attempt.hear(line, when - clock)
     attempt.kind = RECLAIM
+    while not lines.empty():  # what was printed until the end belongs to this attempt
+        take_in(*lines.get())
 
 
 def _judge(attempt: Attempt, instances: list[Instance]) -> None:
@@ -189,8 +200,9 @@ def _instances(
             instance.start(threads, job.environment)
         yield instances
     finally:
-        for instance in instances:
-            instance.stop()
+        with ExitStack() as stack:  # each is stopped, even if another cannot be
+            for instance in instances:
+                stack.callback(instance.stop)
         if not all(instance.exit_code == 0 for instance in instances):
             shutil.rmtree(home, ignore_errors=True)
 
@@ -216,8 +228,8 @@ def _heard(
 
 
 @contextmanager
-def _logs(job: Job, number: int) -> Iterator[Callable[[str, str], None]]:
+def _log(job: Job, number: int) -> Iterator[TextIO]:
     directory = job.directory / "logs"
     directory.mkdir(exist_ok=True)
     with open(directory / f"attempt-{number}.log", "w") as file:
-        yield lambda host, line: print(f"[{host}] {line}", file=file)
+        yield file

@@ -67,7 +67,8 @@ def environment(means: Means, request: dict[str, Any], base: Path, host: str) ->
     """What SageMaker and the image set; without the toolkit, also what the toolkit would add."""
     tools = str(Path(sys.executable).parent)
     values = {
-        "PATH": f"{tools}:{os.environ.get('PATH', os.defpath)}",
+        "PATH": f"{base / 'bin'}:{tools}:{os.environ.get('PATH', os.defpath)}",
+        "CUDA_VISIBLE_DEVICES": "",
         "HOME": str(base),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",

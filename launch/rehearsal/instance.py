@@ -1,12 +1,10 @@
-"""One simulated host: an empty disk that is filled as SageMaker fills it, and a container."""
+"""One simulated host: its disk, its container's processes, and its checkpoint agent."""
 
-import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tarfile
 import threading
 import time
 from collections.abc import Callable
@@ -15,10 +13,10 @@ from typing import Any
 
 import psutil
 
-from launch.rehearsal import container
+from launch.rehearsal import container, disk
 from launch.rehearsal.sync import SyncAgent
 
-_OPT_ML = "/opt/ml"
+_MARK = "REHEARSED_INSTANCE"  # in the environment of every process of an instance
 
 
 class Instance:
@@ -40,24 +38,17 @@ class Instance:
         self.host, self.base = host, base
         self._hosts, self._request, self._s3 = hosts, request, s3
         self._means, self._on_line = means, on_line
-        checkpoints = request["CheckpointConfig"]
-        self.checkpoint_dir = base / Path(checkpoints["LocalPath"]).relative_to(_OPT_ML)
-        self._agent = SyncAgent(s3, checkpoints["S3Uri"], self.checkpoint_dir)
+        self._agent = SyncAgent(
+            s3, request["CheckpointConfig"]["S3Uri"], disk.checkpoint_dir(base, request)
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
 
     def boot(self) -> None:
         """Fill the disk: configuration, data channels, and the snapshots that S3 holds."""
-        config = self.base / "input" / "config"
-        for directory in (config, self.base / "model", self.base / "output/data"):
-            directory.mkdir(parents=True)
-        for name, content in self._config_files().items():
-            (config / name).write_text(json.dumps(content))
-        for channel in self._request.get("InputDataConfig", []):
-            uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
-            SyncAgent(self._s3, uri, self.base / "input/data" / channel["ChannelName"]).restore()
+        disk.fill(self.base, self._request, self.host, self._hosts, self._s3)
         if not self._means.toolkit:
-            self._unpack_code()
+            disk.unpack_code(self.base, self._request, self._s3)
         self._agent.restore()
 
     def start(self, threads: int, environment: dict[str, str]) -> None:
@@ -71,6 +62,7 @@ class Instance:
                 **container.environment(self._means, self._request, self.base, self.host),
                 **environment,
                 "OMP_NUM_THREADS": str(threads),
+                _MARK: str(self.base),
             },
             cwd=self.base if self._means.toolkit else self.base / "code",
             stdin=subprocess.DEVNULL,
@@ -89,11 +81,8 @@ class Instance:
 
     def terminate(self) -> None:
         """SIGTERM to the container's first process; nobody else gets it from us."""
-        for process in self._first_processes():
-            try:
-                process.send_signal(signal.SIGTERM)
-            except psutil.NoSuchProcess:
-                continue
+        for process in self._first_process():
+            _signal(process, signal.SIGTERM)
 
     def vanish(self) -> None:
         """Everything ends at once, the sync agent included, and the disk is gone."""
@@ -101,18 +90,20 @@ class Instance:
         shutil.rmtree(self.base, ignore_errors=True)
 
     def stop(self) -> None:
-        """SIGKILL to all processes and no more syncing; returns when none is left."""
-        self._agent.stop()
-        if self._process is None:
-            return
-        for process in _tree(self._process.pid):
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        self._process.wait()
-        if self._reader:
-            self._reader.join()  # the pipe ends when its last writer is gone
+        """SIGKILL to all processes and no more syncing; returns when none is left.
+
+        Raises what the sync agent failed of, if it did.
+        """
+        try:
+            if self._process and self._reader:
+                while processes := self._processes():
+                    for process in processes:
+                        _signal(process, signal.SIGKILL)
+                    psutil.wait_procs(processes, timeout=5)
+                self._process.wait()
+                self._reader.join()  # the pipe ends when its last writer is gone
+        finally:
+            self._agent.stop()
 
     def failure(self) -> str | None:
         """What the `failure` file says, as SageMaker would report it."""
@@ -121,53 +112,29 @@ class Instance:
         except OSError:
             return None
 
-    def _first_processes(self) -> list[psutil.Process]:
-        if self._process is None:
+    def _first_process(self) -> list[psutil.Process]:
+        if self._process is None or self._process.poll() is not None:
             return []
-        tree = _tree(self._process.pid)
+        tree = psutil.Process(self._process.pid).children(recursive=True)
         if self._means.pid_namespace:
-            return tree[1:2]  # the wrapper's child is the first process of the namespace
-        return [p for p in tree if "torch.distributed.run" in " ".join(_arguments(p))][:1]
+            return tree[:1]  # the wrapper's child is the first process of the namespace
+        torchrun = [process for process in tree if _runs_torchrun(process)]
+        return torchrun[:1] or [psutil.Process(self._process.pid)]
 
-    def _config_files(self) -> dict[str, Any]:
-        group, instance_type = "homogeneousCluster", self._request["ResourceConfig"]["InstanceType"]
-        return {
-            "hyperparameters.json": self._request["HyperParameters"],
-            "resourceconfig.json": {
-                "current_host": self.host,
-                "hosts": self._hosts,
-                "current_instance_type": instance_type,
-                "current_group_name": group,
-                "instance_groups": [
-                    {
-                        "instance_group_name": group,
-                        "instance_type": instance_type,
-                        "hosts": self._hosts,
-                    }
-                ],
-                "network_interface_name": "lo" if sys.platform == "linux" else "lo0",
-            },
-            "inputdataconfig.json": {
-                channel["ChannelName"]: {
-                    "TrainingInputMode": channel.get("InputMode", "File"),
-                    "S3DistributionType": "FullyReplicated",
-                    "RecordWrapperType": "None",
-                }
-                for channel in self._request.get("InputDataConfig", [])
-            },
-            "checkpointconfig.json": {
-                "S3Uri": self._request["CheckpointConfig"]["S3Uri"],
-                "LocalPath": str(self.checkpoint_dir),
-            },
-        }
+    def _processes(self) -> list[psutil.Process]:
+        """What is still alive of this instance: the wrapper, whose namespace dies with it, or,
+        where there is no namespace, everything that carries the mark."""
+        assert self._process
+        if self._means.pid_namespace:
+            return [psutil.Process(self._process.pid)] if self._process.poll() is None else []
+        return [process for process in psutil.process_iter() if self._is_marked(process)]
 
-    def _unpack_code(self) -> None:
-        address = json.loads(self._request["HyperParameters"]["sagemaker_submit_directory"])
-        bucket, _, key = address.removeprefix("s3://").partition("/")
-        packed = self.base / "sourcedir.tar.gz"
-        self._s3.download_file(bucket, key, str(packed))
-        with tarfile.open(packed) as archive:
-            archive.extractall(self.base / "code", filter="data")
+    def _is_marked(self, process: psutil.Process) -> bool:
+        try:
+            zombie = process.status() == psutil.STATUS_ZOMBIE
+            return not zombie and process.environ().get(_MARK) == str(self.base)
+        except psutil.Error:
+            return False
 
     def _read(self) -> None:
         assert self._process
@@ -175,22 +142,6 @@ class Instance:
         for line in self._process.stdout:
             self._on_line(self.host, line.decode(errors="replace").rstrip(), time.monotonic())
         self._process.stdout.close()
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    """A process and its descendants, parents first; empty if it is gone."""
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _arguments(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.Error:
-        return []
 
 
 def port_is_free(port: int) -> bool:
@@ -202,3 +153,18 @@ def port_is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        os.kill(process.pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _runs_torchrun(process: psutil.Process) -> bool:
+    try:
+        arguments = process.cmdline()
+    except psutil.Error:
+        return False
+    return any(Path(a).name == "torchrun" or a == "torch.distributed.run" for a in arguments)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from launch.rehearsal.attempt import Attempt
+from launch.rehearsal.container import Means
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,7 @@ class Outcome:
     interrupted: list[Attempt]
     uninterrupted: Attempt
     digests: dict[str, str]
-    notes: list[str]
-    means: dict[str, bool]
+    means: Means
 
     @property
     def equal(self) -> bool:
@@ -37,7 +37,10 @@ class Outcome:
         """The share of the job's time that went into steps which the final model holds."""
         kept: dict[int, float] = {}
         for attempt in self.interrupted:
-            kept.update({step: seconds for _, step, _, seconds in attempt.steps})
+            before = attempt.resumed_from or 0
+            for _, logged, _, seconds in attempt.steps:  # a line speaks for all since the last
+                kept.update(dict.fromkeys(range(before + 1, logged + 1), seconds))
+                before = logged
         return sum(kept.values()) / sum(a.ended - a.started for a in self.interrupted)
 
     def as_json(self) -> dict[str, Any]:
@@ -49,8 +52,9 @@ class Outcome:
             "uninterrupted": _describe(self.uninterrupted),
             "steps_lost": self.steps_lost,
             "goodput": round(self.goodput, 4),
-            **self.means,
-            "notes": self.notes,
+            "toolkit": self.means.toolkit,
+            "pid_namespace": bool(self.means.pid_namespace),
+            "notes": self.means.notes(),
         }
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from launch.rehearsal import report
@@ -61,7 +62,7 @@ class Screen:
                 task, completed=attempt.last_step or 0, description=f"{name}: training"
             )
         elif event.startswith(("resumed ", "snapshot ", "rejected ", "already finished")):
-            self._say(f"  {name}: {event}")
+            self._say(f"  {name}: {escape(event)}")
         elif event == "SIGTERM":
             self._say(f"  {name}: [red]SIGTERM after step {attempt.last_step}[/]")
         elif event == attempt.kind:

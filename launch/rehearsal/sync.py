@@ -21,6 +21,7 @@ class SyncAgent:
         self._bucket, _, self._prefix = uri.removeprefix("s3://").partition("/")
         self._known: dict[str, tuple[int, int]] = {}
         self._stop = threading.Event()
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"sync {directory}")
 
     def restore(self) -> None:
@@ -40,16 +41,26 @@ class SyncAgent:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop at once: SageMaker promises no last upload. The thread is gone afterwards."""
+        """Stop at once: SageMaker promises no last upload. The thread is gone afterwards.
+
+        Raises what ended the mirroring earlier, if anything did.
+        """
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
+        if self._error:
+            error, self._error = self._error, None
+            raise error
 
     def _run(self) -> None:
-        while not self._stop.wait(_SECONDS_BETWEEN_PASSES):
-            self._one_pass()
+        try:
+            while not self._stop.wait(_SECONDS_BETWEEN_PASSES):
+                self.one_pass()
+        except Exception as error:
+            self._error = error
 
-    def _one_pass(self) -> None:
+    def one_pass(self) -> None:
+        """Bring S3 up to date once: first the deletions, then the files that are new or changed."""
         now = self._look()
         for name in self._known.keys() - now.keys():
             self._s3.delete_object(Bucket=self._bucket, Key=self._prefix + name)

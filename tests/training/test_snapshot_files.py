@@ -1,0 +1,216 @@
+"""A snapshot is whole or it is no snapshot; what is damaged is never chosen and never an error."""
+
+import errno
+import json
+import os
+import threading
+
+import pytest
+import torch
+
+from training.snapshots import files
+
+
+def write(directory, step, run_name="run", value=None):
+    state = {
+        "model": {"weight": torch.full((64, 64), float(value if value is not None else step))},
+        "optimizer": {"state": {}, "param_groups": []},
+        "step": step,
+    }
+    return files.write(
+        directory,
+        state,
+        run_name=run_name,
+        step=step,
+        samples_seen=step * 8,
+        world_size=2,
+        settings={"seed": 0},
+        attempt=1,
+    )
+
+
+def test_what_was_written_verifies_and_loads(tmp_path):
+    write(tmp_path, 7)
+    manifest = files.verify(tmp_path, 7)
+    assert (manifest.step, manifest.samples_seen, manifest.world_size) == (7, 56, 2)
+    assert manifest.bytes == (tmp_path / "step-0000000007.pt").stat().st_size
+    assert torch.equal(files.load(tmp_path, 7)["model"]["weight"], torch.full((64, 64), 7.0))
+
+
+def test_the_names_are_the_contract(tmp_path):
+    write(tmp_path, 120)
+    assert sorted(os.listdir(tmp_path)) == ["step-0000000120.json", "step-0000000120.pt"]
+    promised = {"format", "run_name", "step", "samples_seen", "world_size", "saved_at"}
+    promised |= {"bytes", "digests", "settings", "versions"}
+    assert promised <= json.loads((tmp_path / "step-0000000120.json").read_text()).keys()
+
+
+def test_steps_are_compared_as_numbers_and_stray_names_ignored():
+    names = [
+        "step-0000000900.pt",
+        "step-0000001000.pt",
+        "step-0000000009.json",
+        "step-10.pt",
+        "step-0000000077.pt.bak",
+        "step-0000000078.pt.12.sagemaker-ignore",
+        "step-0000000079.pt.sagemaker-uploading",
+        "step-0000000080.pt.sagemaker-uploaded",
+        "latest",
+        "xstep-0000000081.pt",
+    ]
+    assert files.candidates(names) == [1000, 900, 9]
+
+
+def test_an_unknown_manifest_key_is_ignored(tmp_path):
+    write(tmp_path, 3)
+    path = tmp_path / "step-0000000003.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "from_the_future": 1}))
+    assert files.verify(tmp_path, 3).step == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("step", 4), ("step", "3"), ("bytes", None), ("format", 2), ("digests", []), ("step", True)],
+)
+def test_a_manifest_that_does_not_hold_together_is_none(tmp_path, key, value):
+    write(tmp_path, 3)
+    path = tmp_path / "step-0000000003.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(files.NotASnapshot):
+        files.verify(tmp_path, 3)
+
+
+def test_every_single_flipped_bit_of_a_chunk_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK_BYTES", 1024)
+    write(tmp_path, 3)
+    path = tmp_path / "step-0000000003.pt"
+    sound = path.read_bytes()
+    for place in range(0, len(sound), 997):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        with pytest.raises(files.NotASnapshot, match="digests differ"):
+            files.verify(tmp_path, 3)
+    path.write_bytes(sound)
+    files.verify(tmp_path, 3)
+
+
+def test_chunks_of_exactly_the_chunk_size_leave_no_empty_digest(tmp_path, monkeypatch):
+    write(tmp_path, 3)
+    size = (tmp_path / "step-0000000003.pt").stat().st_size
+    monkeypatch.setattr(files, "CHUNK_BYTES", size)
+    assert len(write(tmp_path, 3).digests["chunks"]) == 1
+    files.verify(tmp_path, 3)
+
+
+@pytest.mark.parametrize("fails", ["write", "fsync", "replace"])
+def test_a_disk_that_refuses_leaves_the_older_snapshot_and_no_debris(tmp_path, monkeypatch, fails):
+    write(tmp_path, 1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target = {"write": (files._Tee, "write"), "fsync": (os, "fsync"), "replace": (os, "replace")}
+    monkeypatch.setattr(*target[fails], refuse)
+    with pytest.raises((OSError, RuntimeError)):
+        write(tmp_path, 2)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_failure_between_data_and_manifest_leaves_no_snapshot(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+    replace = os.replace
+
+    def only_data(source, target):
+        if str(target).endswith(".json"):
+            raise OSError(errno.EIO, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", only_data)
+    with pytest.raises(OSError, match="Input/output"):
+        write(tmp_path, 2)
+    with pytest.raises(files.NotASnapshot):
+        files.verify(tmp_path, 2)
+    files.verify(tmp_path, 1)
+
+
+def test_leftovers_of_the_same_step_are_replaced(tmp_path):
+    (tmp_path / "step-0000000002.pt").mkdir()
+    (tmp_path / "step-0000000002.json").write_text("half")
+    write(tmp_path, 2)
+    assert files.verify(tmp_path, 2).step == 2
+
+
+def test_another_runs_snapshot_is_never_overwritten(tmp_path):
+    write(tmp_path, 2, run_name="other")
+    with pytest.raises(FileExistsError, match="'other'"):
+        write(tmp_path, 2)
+    assert files.verify(tmp_path, 2).run_name == "other"
+
+
+def test_pruning_keeps_the_newest_whole_ones_and_removes_older_junk(tmp_path):
+    for step in (1, 2, 3, 4):
+        write(tmp_path, step)
+    (tmp_path / "step-0000000002.pt").write_bytes(b"torn")
+    assert files.prune(tmp_path, "run", whole=[1, 3, 4], kept=2) == [2, 1]
+    assert files.candidates(os.listdir(tmp_path)) == [4, 3]
+
+
+def test_damaged_ones_do_not_count_and_unknown_older_ones_stay(tmp_path):
+    for step in (1, 2, 3, 4):
+        write(tmp_path, step)
+    # 2 and 3 were rejected at resume, 1 was never looked at, 4 is the first one written since.
+    assert files.prune(tmp_path, "run", whole=[4], kept=2) == []
+    assert files.prune(tmp_path, "run", whole=[], kept=2) == []
+
+
+def test_pruning_leaves_other_runs_alone(tmp_path):
+    write(tmp_path, 1, run_name="other")
+    for step in (2, 3, 4):
+        write(tmp_path, step)
+    files.prune(tmp_path, "run", whole=[2, 3, 4], kept=2)
+    assert files.candidates(os.listdir(tmp_path)) == [4, 3, 1]
+
+
+def test_the_manifest_is_deleted_before_its_data(tmp_path, monkeypatch):
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    gone = []
+    unlink = type(tmp_path).unlink
+    monkeypatch.setattr(
+        type(tmp_path), "unlink", lambda path, **kw: (gone.append(path.name), unlink(path, **kw))
+    )
+    files.prune(tmp_path, "run", whole=[1, 2, 3], kept=2)
+    assert gone == ["step-0000000001.json", "step-0000000001.pt"]
+
+
+def test_a_reader_never_finds_part_of_a_file_under_a_final_name(tmp_path):
+    stop, torn = threading.Event(), []
+
+    def read():
+        while not stop.is_set():
+            for step in files.candidates(os.listdir(tmp_path)):
+                if (tmp_path / files.manifest_name(step)).exists():
+                    try:
+                        files.verify(tmp_path, step)
+                    except files.NotASnapshot as error:
+                        torn.append((step, str(error)))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for step in range(1, 120):
+        write(tmp_path, step)
+    stop.set()
+    reader.join()
+    assert torn == []
+
+
+def test_only_a_killed_writers_debris_is_swept_up(tmp_path):
+    write(tmp_path, 1)
+    (tmp_path / "step-0000000002.pt.99.sagemaker-ignore").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("a person's")
+    files.prepare(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [
+        "notes.txt",
+        "step-0000000001.json",
+        "step-0000000001.pt",
+    ]
