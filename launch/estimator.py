@@ -5,8 +5,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +73,11 @@ def open_session(region: str) -> Session:
     return _session(boto3.Session(region_name=region))
 
 
-@contextmanager
-def recording_session(region: str, requests: list[dict[str, Any]]) -> Iterator[Session]:
+def recording_session(region: str, requests: list[dict[str, Any]]) -> Session:
     """A session that sends nothing: it appends each CreateTrainingJob request to `requests`.
 
-    The SDK works as always, with made-up credentials, and every request is answered on this side of
-    the wire. What `requests` holds is what would have been sent, byte for byte. The machine's AWS
-    configuration is set aside meanwhile: no account is needed, and a broken one does not matter.
+    The SDK works as always, and every request is answered on this side of the wire. What `requests`
+    holds is what would have been sent, byte for byte.
     """
 
     def answer(request: Any, event_name: str, **_: Any) -> Any:
@@ -95,17 +92,9 @@ def recording_session(region: str, requests: list[dict[str, Any]]) -> Iterator[S
             return _response(request.url, b"")
         raise RuntimeError(f"a dry run must not call {operation}")
 
-    before = dict(os.environ)
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        del os.environ[name]
-    os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
-    try:
-        boto = boto3.Session("dry-run", "dry-run", region_name=region)
-        boto.events.register("before-send", answer)
-        yield _session(boto)
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    boto = boto3.Session(region_name=region)
+    boto.events.register("before-send", answer)
+    return _session(boto)
 
 
 def build(config: JobConfig, session: Session, source_dir: Path) -> PyTorch:

@@ -7,6 +7,7 @@ loopback receives what `submit.py` would send, and what arrived there is what ru
 import argparse
 import datetime
 import json
+import logging
 import shutil
 import signal
 import sys
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    logging.disable(logging.INFO)  # moto, botocore and matplotlib talk; the screen is for people
     config, _ = with_stand_ins(load_config(options, "config/rehearsal.yaml"))
     interruptions = _interruptions(options.interrupt, config.training.total_steps)
     from launch import data

@@ -74,12 +74,14 @@ def start_job(config: "JobConfig", session: "Session", channels: "Sequence[Chann
 
 def request_of(config: "JobConfig") -> dict[str, Any]:
     """The CreateTrainingJob request of `config`, with nothing read from or sent to AWS."""
-    from launch import data, estimator
+    from launch import data, environment
 
     requests: list[dict[str, Any]] = []
     channels = data.channels(config)
-    with estimator.recording_session(str(config.aws.region), requests) as session:
-        start_job(config, session, channels)
+    with environment.replaced(environment.NO_ACCOUNT):
+        from launch import estimator  # the SDK reads the AWS configuration when it is imported
+
+        start_job(config, estimator.recording_session(str(config.aws.region), requests), channels)
     return requests[0]
 
 

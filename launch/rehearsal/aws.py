@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,8 @@ from typing import Any
 
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
+
+from launch import environment
 
 
 class _Silent(WSGIRequestHandler):
@@ -39,16 +40,11 @@ class LoopbackAws:
     def environment(self, region: str) -> dict[str, str]:
         """The variables that make any AWS client talk to this server, and to nothing else."""
         return {
+            **environment.NO_ACCOUNT,
             "AWS_ENDPOINT_URL": self.endpoint,
             "S3_ENDPOINT_URL": self.endpoint,  # read by the container's toolkit
-            "AWS_ACCESS_KEY_ID": "rehearsal",
-            "AWS_SECRET_ACCESS_KEY": "rehearsal",
-            "AWS_SESSION_TOKEN": "rehearsal",
             "AWS_REGION": region,
             "AWS_DEFAULT_REGION": region,
-            "AWS_CONFIG_FILE": os.devnull,
-            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-            "AWS_EC2_METADATA_DISABLED": "true",
             "NO_PROXY": "*",
             "no_proxy": "*",
         }
@@ -73,13 +69,5 @@ class LoopbackAws:
 @contextmanager
 def loopback_aws(region: str) -> Iterator[LoopbackAws]:
     """Run the server, with this process's own AWS clients bound to it until the block ends."""
-    before = dict(os.environ)
-    with LoopbackAws() as aws:
-        for name in [n for n in os.environ if n.startswith("AWS_")]:
-            del os.environ[name]
-        os.environ.update(aws.environment(region))
-        try:
-            yield aws
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+    with LoopbackAws() as aws, environment.replaced(aws.environment(region)):
+        yield aws
