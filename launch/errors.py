@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Callable, Iterable
 
-DONE, FAILED, REFUSED, STOPPED_SHORT = 0, 1, 2, 3
+DONE, FAILED, REFUSED = 0, 1, 2
+INTERRUPTED = 130  # as shells report Ctrl-C
 
 
 class Refused(Exception):
@@ -28,3 +29,6 @@ def exit_code_of(command: Callable[[], int]) -> int:
     except Failed as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED

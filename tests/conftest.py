@@ -47,5 +47,6 @@ def text_dir(tmp_path):
 
     directory = tmp_path / "text"
     directory.mkdir()
-    (directory / "topics.txt").write_text("".join(pydoc_data.topics.topics.values())[:40_000])
+    text = "".join(pydoc_data.topics.topics.values()).encode()
+    (directory / "topics.txt").write_bytes(text[:40_000])
     return directory

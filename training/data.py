@@ -31,8 +31,8 @@ class ByteWindows(Dataset[tuple[Tensor, ...]]):
     def __init__(self, directory: Path, length: int) -> None:
         if not directory.is_dir():
             raise TrainingError(
-                f"the training data directory {str(directory)!r} does not exist; "
-                f"give --train-dir, or a `train` channel"
+                f"the data directory {str(directory)!r} does not exist; give the job a channel for "
+                f"it, or name a folder with --train-dir or --validation-dir"
             )
         found = sorted(path for path in directory.rglob("*") if path.is_file())
         self._files = [f for f in found if not _is_hidden(f.relative_to(directory))]

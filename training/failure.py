@@ -1,5 +1,7 @@
 """A run that stops says why: one sentence on stderr and in SageMaker's `failure` file."""
 
+import contextlib
+import multiprocessing
 import os
 import sys
 import traceback
@@ -23,14 +25,27 @@ def exit_code_of(main: Callable[[], None]) -> int:
         _failure_file().unlink(missing_ok=True)  # an earlier attempt's, on a disk that was kept
     try:
         main()
-    except (TrainingError, SettingsError) as error:
-        _report(str(error))
-        return 2 if isinstance(error, SettingsError) else 1
     except Exception as error:
-        traceback.print_exc()
-        _report(sentence(error))
-        return 1
+        report(error)
+        return 2 if isinstance(error, SettingsError) else 1
     return 0
+
+
+def report(error: BaseException) -> None:
+    """Write the cause of the end to stderr and to the `failure` file; let nothing delay the exit.
+
+    What was not written for people is also shown with its traceback.
+    """
+    if not isinstance(error, (TrainingError, SettingsError)):
+        traceback.print_exception(error)
+    line = f"rank {os.environ.get('RANK', '0')}: {sentence(error)}\n"
+    _write(2, line)
+    # Exclusive: several ranks share the host, and only the first cause is the cause. There is no
+    # such directory outside SageMaker: stderr has the line.
+    with contextlib.suppress(OSError), open(_failure_file(), "x") as file:
+        file.write(line)
+    for worker in multiprocessing.active_children():
+        worker.kill()  # data workers ignore SIGTERM; one that is stuck would hold up the exit
 
 
 def sentence(error: BaseException) -> str:
@@ -38,17 +53,6 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, (TrainingError, SettingsError)):
         return str(error)
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _report(cause: str) -> None:
-    line = f"rank {os.environ.get('RANK', '0')}: {cause}\n"
-    _write(2, line)
-    try:
-        # Exclusive: several ranks share the host, and only the first cause is the cause.
-        with open(_failure_file(), "x") as file:
-            file.write(line)
-    except OSError:
-        return  # no such directory outside SageMaker, or a peer was first: stderr has the line
 
 
 def _failure_file() -> Path:
@@ -63,7 +67,5 @@ def say(line: str) -> None:
 def _write(descriptor: int, text: str) -> None:
     # The toolkit reads our output through a pipe and can die before us; that must not stop a save.
     sys.stdout.flush()
-    try:
+    with contextlib.suppress(OSError):
         os.write(descriptor, text.encode(errors="replace"))
-    except OSError:
-        return

@@ -56,11 +56,12 @@ class Group:
 
 
 @contextmanager
-def joined(timeout_seconds: float) -> Iterator[Group]:
+def joined(timeout_seconds: float, *, deterministic: bool = True) -> Iterator[Group]:
     """Join the process group that torchrun describes; alone, be a group of one.
 
     Raises TrainingError when the processes that torchrun started are not the ones that SageMaker's
     hosts need: each host would train a model of its own, and all would write the same prefix.
+    With `deterministic`, operations on a GPU that could round differently each time raise instead.
     """
     _check_against_sagemaker(os.environ)
     timeout = timedelta(seconds=timeout_seconds)
@@ -69,7 +70,7 @@ def joined(timeout_seconds: float) -> Iterator[Group]:
         store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
     else:
         store, rank, world_size = dist.HashStore(), 0, 1
-    device = _device()
+    device = _device(deterministic)
     # gloo carries the small agreements, so that a broken GPU collective cannot hang them.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
@@ -84,9 +85,18 @@ def joined(timeout_seconds: float) -> Iterator[Group]:
     dist.destroy_process_group()
 
 
-def _device() -> torch.device:
+def _device(deterministic: bool) -> torch.device:
     if not torch.cuda.is_available():
+        if gpus := int(os.environ.get("SM_NUM_GPUS") or 0):
+            raise TrainingError(
+                f"SageMaker counts {gpus} GPUs on this host, but torch {torch.__version__} cannot "
+                f"use them; does a requirements.txt replace the container's torch?"
+            )
         return torch.device("cpu")
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device

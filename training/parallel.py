@@ -31,7 +31,8 @@ def settle_buckets(
     resume would be rounded differently than the same step of a run that was never interrupted.
     """
     size = settings.micro_batch_size or settings.global_batch_size // group.world_size
-    batch = default_collate([dataset[index] for index in range(size)])
+    with group.agreement():
+        batch = default_collate([dataset[index] for index in range(size)])
     kept = [buffer.clone() for buffer in model.buffers()]
     with autocast(settings, group.device):
         loss = model(*to_device(batch, group.device))

@@ -115,7 +115,8 @@ def check_batch(settings: TrainingSettings, size: int, world_size: int) -> None:
     if size < batch:
         raise TrainingError(
             f"the training data holds {size} samples, fewer than global_batch_size {batch}; "
-            f"set global_batch_size to {size - size % world_size} or less, or add data"
+            f"add data, or start again under another run_name with global_batch_size "
+            f"{size - size % world_size or world_size} or less"
         )
 
 

@@ -101,6 +101,9 @@ class TrainingSettings:
     gradient_clip: float = knob(
         1.0, "largest norm of the gradient; 0: not clipped", fixed=True, minimum=0
     )
+    deterministic: bool = knob(
+        True, "on a GPU: only algorithms that give the same bits every time", fixed=True
+    )
     precision: str = knob(
         "fp32", "arithmetic of forward and backward", fixed=True, choices=("fp32", "bf16", "fp16")
     )
@@ -159,7 +162,13 @@ class TrainingSettings:
             parser.add_argument(*names, dest=one.name, help=one.metadata["help"])
         values, unknown = parser.parse_known_args(arguments)
         if unknown:
-            raise SettingsError([_unknown_flag(text) for text in unknown])
+            raise SettingsError(
+                [
+                    _unknown_flag(text)
+                    for before, text in zip(["", *unknown], unknown, strict=False)
+                    if text.startswith("--") or not before.startswith("--")  # else: its value
+                ]
+            )
         return cls.from_mapping({k: v for k, v in vars(values).items() if v is not None})
 
     @classmethod
@@ -176,9 +185,8 @@ class TrainingSettings:
                 continue
             try:
                 converted[name] = _convert(known[name], value)
-            except (TypeError, ValueError):
-                kind = {int: "a whole number", float: "a number", str: "text"}[_type(known[name])]
-                problems.append(f"{name} is {value!r}, but must be {kind}")
+            except (TypeError, ValueError, KeyError):
+                problems.append(f"{name} is {value!r}, but must be {_KINDS[_type(known[name])]}")
         try:
             settings = cls(**converted)
         except SettingsError as error:
@@ -186,6 +194,9 @@ class TrainingSettings:
         if problems:
             raise SettingsError(problems)
         return settings
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 def flag(name: str) -> str:
@@ -228,6 +239,8 @@ def _type(one: "dataclasses.Field[Any]") -> type:
 
 def _convert(one: "dataclasses.Field[Any]", value: Any) -> Any:
     kind = _type(one)
+    if kind is bool:
+        return {"true": True, "false": False}[str(value).lower()]
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise TypeError(value)
     if kind is int and isinstance(value, float):
@@ -243,7 +256,7 @@ def _range_problems(one: "dataclasses.Field[Any]", value: Any) -> list[str]:
     rules, name = one.metadata, one.name
     if rules.get("choices") and value not in rules["choices"]:
         return [f"{name} is {value!r}; it can be {', '.join(rules['choices'])}"]
-    if not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return []
     if not math.isfinite(value):
         return [f"{name} is {value}; it must be a finite number"]
@@ -272,6 +285,11 @@ def _combination_problems(settings: TrainingSettings) -> list[str]:
         problems.append(
             f"decay_steps is {settings.decay_steps}, before warmup_steps "
             f"{settings.warmup_steps} are over; set it to that or more, or to 0"
+        )
+    if not settings.snapshot_steps and not settings.snapshot_seconds:
+        problems.append(
+            "snapshot_steps and snapshot_seconds are both 0, so an interruption would lose the "
+            "whole run; set one of them"
         )
     if settings.micro_batch_size and settings.global_batch_size % settings.micro_batch_size:
         problems.append(

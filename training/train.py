@@ -15,6 +15,10 @@ from pathlib import Path
 if __name__ == "__main__":
     # torchrun puts this file's folder on the path; the package is that folder's own name.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from training import failure
+
+    # A mistake in model.py or data.py shows when they are imported: the `failure` file says so too.
+    sys.excepthook = lambda kind, error, trace: failure.report(error)
 
 import torch
 from torch import nn
@@ -29,16 +33,16 @@ from training.optimization import build_optimizer, learning_rate, mean_over_rank
 from training.parallel import distribute, settle_buckets
 from training.sampling import check_batch, seed_step, steps_of_data
 from training.settings import TrainingSettings
-from training.snapshots.files import write_atomically
+from training.snapshots.files import prepare, write_atomically
 from training.snapshots.resume import resume
-from training.snapshots.snapshotter import Snapshotter
+from training.snapshots.snapshotter import Snapshotter, on_host
 from training.validation import validation_loss
 
 
 def main() -> None:
     """Run one attempt of the job that the command line and SageMaker's environment describe."""
     settings = TrainingSettings.from_arguments(sys.argv[1:])
-    with joined(settings.collective_timeout) as group:
+    with joined(settings.collective_timeout, deterministic=settings.deterministic) as group:
         train(settings, group)
 
 
@@ -47,17 +51,22 @@ def train(settings: TrainingSettings, group: Group) -> None:
     interruption = Interruption(group)
 
     with group.agreement():
-        check_device(settings, group)
+        check_outputs(settings, group)
         dataset = build_dataset(settings, settings.train_dir)
-        check_batch(settings, len(dataset), group.world_size)  # type: ignore[arg-type]
+        validation = None
+        if settings.validation_dir:
+            validation = build_dataset(settings, settings.validation_dir)
+        samples = len(dataset)  # type: ignore[arg-type]
+        check_batch(settings, samples, group.world_size)
         plain_model = build_model(settings)
-        model = distribute(plain_model, group)
-        optimizer = build_optimizer(model, settings)
-        scaler = torch.amp.GradScaler(group.device.type, enabled=settings.precision == "fp16")
+    check_same(samples, group)
+    model = distribute(plain_model, group)
+    optimizer = build_optimizer(model, settings)
+    scaler = torch.amp.GradScaler(group.device.type, enabled=settings.precision == "fp16")
 
     settle_buckets(model, dataset, settings, group)
-    resumed = resume(settings, group, model, optimizer, scaler)
-    snapshots = Snapshotter(settings, group, model, optimizer, scaler, resumed)
+    resumed = resume(settings, group, model, optimizer, scaler, samples)
+    snapshots = Snapshotter(settings, group, model, optimizer, scaler, resumed, samples)
     pace = Pace(settings.global_batch_size, resumed.step)
 
     if resumed.step >= settings.total_steps and group.rank == 0:
@@ -77,17 +86,37 @@ def train(settings: TrainingSettings, group: Group) -> None:
             log_step(step, loss, norm, rate, pace, group)
 
     snapshots.close(step)
-    if settings.validation_dir:
-        log_validation(step, plain_model, settings, group)
     if group.rank == 0:
         export(plain_model, settings)
+    if validation:
+        validation_mean = validation_loss(plain_model, validation, settings, group)
+        if group.rank == 0:
+            say(validation_line(step, validation_mean))
+    if group.rank == 0:
         say(f"finished step={step} model={settings.model_dir}/model.pt")
 
 
-def check_device(settings: TrainingSettings, group: Group) -> None:
-    """Refuse what this device cannot compute."""
+def check_outputs(settings: TrainingSettings, group: Group) -> None:
+    """Refuse a precision that this device lacks, or a model directory that cannot be written."""
     if settings.precision == "fp16" and group.device.type == "cpu":
         raise TrainingError("precision is fp16, which needs a GPU; use bf16 or fp32 on a CPU")
+    if group.rank == 0:
+        try:
+            prepare(Path(settings.model_dir))
+        except OSError as error:
+            raise TrainingError(
+                f"model_dir {settings.model_dir!r} cannot be written ({error.strerror}); "
+                f"give a directory that can, with --model-dir"
+            ) from error
+
+
+def check_same(samples: int, group: Group) -> None:
+    """Refuse data sets that differ between ranks: each would deal from a deck of its own."""
+    if len(set(seen := group.gather(samples))) > 1:
+        raise TrainingError(
+            f"the ranks see data sets of different sizes: {seen} samples, in the order of ranks; "
+            f"every host needs all of the training data"
+        )
 
 
 def log_step(
@@ -109,24 +138,16 @@ def log_step(
         )
     if mean_loss - mean_loss != 0 or gradient_norm - gradient_norm != 0:
         raise TrainingError(
-            f"the loss is {mean_loss} and the gradient norm {gradient_norm} at step {step}; lower "
-            f"learning_rate or gradient_clip. The snapshots up to here are sound"
+            f"the loss is {mean_loss} and the gradient norm {gradient_norm} at step {step}; "
+            f"start again under another run_name, with a lower learning_rate or a longer warm-up. "
+            f"The snapshots of this run are from before"
         )
-
-
-def log_validation(step: int, model: nn.Module, settings: TrainingSettings, group: Group) -> None:
-    """Measure the loss on the validation channel, on all ranks together."""
-    with group.agreement():
-        dataset = build_dataset(settings, settings.validation_dir)
-    loss = validation_loss(model, dataset, settings, group)
-    if group.rank == 0:
-        say(validation_line(step, loss))
 
 
 def export(model: nn.Module, settings: TrainingSettings) -> None:
     """Write `model.pt`, a plain state dict, and `settings.json` into the model directory."""
     directory = Path(settings.model_dir)
-    state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    state = on_host(model.state_dict())
     described = json.dumps(dataclasses.asdict(settings), indent=1).encode()
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from training.group import Group
 from training.optimization import autocast, to_device
+from training.sampling import SeededSamples
 from training.settings import TrainingSettings
 
 
@@ -21,14 +22,18 @@ def validation_loss(
     `model` is the plain module: DDP would wait for a peer that has one sample less.
     """
     size = len(dataset)  # type: ignore[arg-type]
-    mine = Subset(dataset, range(group.rank, size, group.world_size))
+    places: Any = [(0, index) for index in range(group.rank, size, group.world_size)]
+    mine = Subset(SeededSamples(dataset, settings.seed), places)
     batch_size = settings.micro_batch_size or settings.global_batch_size // group.world_size
     total = torch.zeros(2, dtype=torch.float64, device=group.device)
+    for buffer in model.buffers():  # running statistics are each rank's own until the next forward
+        dist.broadcast(buffer, src=0)
     model.eval()
     for batch in DataLoader(mine, batch_size=batch_size):
         with autocast(settings, group.device):
             loss = model(*to_device(batch, group.device))
-        total += torch.stack([loss.double() * len(batch[0]), loss.new_tensor(len(batch[0]))])
+        count = len(batch[0])
+        total += torch.stack([loss.double() * count, total.new_tensor(count)])
     model.train()
     dist.all_reduce(total)
     return float(total[0] / total[1])

@@ -337,3 +337,75 @@ def test_a_step_that_blew_up_is_not_saved_and_stops_the_run(run, checkpoints, mo
     with pytest.raises(TrainingError, match="the loss is nan"):
         run()
     assert files.candidates(os.listdir(checkpoints)) == [2]
+
+
+def test_swapping_the_optimizer_is_refused(run, monkeypatch):
+    run()
+    monkeypatch.setattr(
+        training.train,
+        "build_optimizer",
+        lambda model, settings: torch.optim.SGD(model.parameters(), lr=1.0),
+    )
+    with pytest.raises(TrainingError, match="holds the state of AdamW, but the optimizer is SGD"):
+        run(total_steps=9)
+
+
+def test_more_data_than_before_is_refused(run, text_dir):
+    run()
+    (text_dir / "more.txt").write_text("x" * 1000)
+    with pytest.raises(TrainingError, match=r"was trained on 2499 samples.*holds 2562 now"):
+        run(total_steps=9)
+
+
+def test_a_lone_manifest_of_a_later_attempt_is_work_that_was_lost(run, checkpoints):
+    run(total_steps=3)
+    run(total_steps=6)
+    for name in os.listdir(checkpoints):
+        if name != "step-0000000006.json":
+            (checkpoints / name).unlink()
+    with pytest.raises(TrainingError, match="none of this run's snapshots is whole"):
+        run()
+
+
+def test_another_runs_snapshot_in_the_place_of_the_last_one_is_refused_at_the_start(
+    run, checkpoints, tmp_path
+):
+    run(run_name="mine")
+    run(run_name="other", total_steps=9, checkpoint_dir=str(tmp_path / "other"))
+    for name in ("step-0000000009.pt", "step-0000000009.json"):
+        shutil.copy(tmp_path / "other" / name, checkpoints / name)
+    with pytest.raises(TrainingError, match="snapshots of other runs are here"):
+        run(run_name="mine", total_steps=9)
+
+
+def test_frequent_interruptions_do_not_let_snapshots_pile_up(run, checkpoints):
+    for attempt in range(1, 9):  # one snapshot an attempt: fewer than are kept
+        run(total_steps=attempt, decay_steps=9, snapshot_steps=100, snapshots_kept=3)
+    assert files.candidates(os.listdir(checkpoints)) == [8, 7, 6]
+
+
+def test_validation_is_the_same_when_a_finished_run_is_started_again(run, text_dir, capfd):
+    run(validation_dir=str(text_dir))
+    first = [line for line in capfd.readouterr().out.splitlines() if "validation_loss" in line]
+    run(validation_dir=str(text_dir))
+    assert first == [x for x in capfd.readouterr().out.splitlines() if "validation_loss" in x]
+    assert len(first) == 1
+
+
+def test_an_empty_validation_channel_is_refused_before_the_first_step(run, tmp_path, checkpoints):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TrainingError, match="empty holds 0 bytes"):
+        run(validation_dir=str(tmp_path / "empty"))
+    assert not checkpoints.exists()
+
+
+def test_a_model_directory_that_cannot_be_written_is_refused_before_the_first_step(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match=r"model_dir .* cannot be written"):
+        run(model_dir=str(tmp_path / "file"))
+
+
+def test_a_checkpoint_directory_that_cannot_be_written_is_refused(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match=r"checkpoint_dir .* cannot be written"):
+        run(checkpoint_dir=str(tmp_path / "file"))

@@ -49,6 +49,8 @@ class Manifest:
     settings: dict[str, Any]
     versions: dict[str, Any]
     attempt: int = 1
+    dataset_samples: int = 0
+    optimizer: str = ""
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
@@ -90,16 +92,13 @@ def write(directory: Path, state: State, **described: Any) -> Manifest:
     """Write `state`, then the manifest that makes it a snapshot; both appear whole or not at all.
 
     `described` are the manifest's fields that this file cannot know: run_name, step, samples_seen,
-    world_size, settings and attempt. Raises OSError when the disk refuses, with no debris left.
+    world_size, settings, attempt, dataset_samples and optimizer. Raises OSError when the disk
+    refuses, with no debris left.
     """
     step = described["step"]
     _make_room(directory, step, described["run_name"])
     digests = _Digests()
-
-    def serialise(file: BinaryIO) -> None:
-        torch.save(state, cast("IO[bytes]", _Tee(file, digests)))
-
-    write_atomically(directory / data_name(step), serialise)
+    write_atomically(directory / data_name(step), lambda file: _serialise(state, file, digests))
     manifest = Manifest(
         format=FORMAT,
         saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -108,8 +107,12 @@ def write(directory: Path, state: State, **described: Any) -> Manifest:
         versions={"torch": torch.__version__, "python": platform.python_version()},
         **described,
     )
-    text = json.dumps(dataclasses.asdict(manifest), indent=1)
-    write_atomically(directory / manifest_name(step), lambda file: file.write(text.encode()))
+    text = json.dumps(dataclasses.asdict(manifest), indent=1).encode()
+    try:
+        write_atomically(directory / manifest_name(step), lambda file: file.write(text))
+    except OSError:
+        _delete(directory, step)  # a large file that is no snapshot, on a disk that is full
+        raise
     return manifest
 
 
@@ -168,6 +171,16 @@ def is_complete_pair(directory: Path, step: int) -> bool:
     return all((directory / name(step)).exists() for name in (data_name, manifest_name))
 
 
+def looks_whole(directory: Path, step: int, run_name: str) -> bool:
+    """Whether `step` is a snapshot of this run as far as can be seen without reading its bytes."""
+    try:
+        manifest = Manifest.read(directory / manifest_name(step))
+        size = (directory / data_name(step)).stat().st_size
+    except (NotASnapshot, OSError):
+        return False
+    return manifest.run_name == run_name and size == manifest.bytes
+
+
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """The settings that differ, as `name: theirs there, ours here`."""
     names = sorted(ours.keys() | theirs.keys())
@@ -188,8 +201,6 @@ def prune(directory: Path, run_name: str, whole: Sequence[int], kept: int) -> li
     if not keep:
         return []
     doomed = [s for s in candidates(os.listdir(directory)) if s < keep[0] and s not in keep]
-    if len(keep) < kept:  # older ones may still be the only other good ones
-        doomed = [s for s in doomed if s > keep[-1]]
     gone = [s for s in doomed if _owner(directory, s) in (run_name, None)]
     for step in gone:
         _delete(directory, step)
@@ -234,15 +245,29 @@ class _Digests:
         return {"algorithm": "sha256", "chunk_bytes": CHUNK_BYTES, "chunks": self._done + last}
 
 
+def _serialise(state: State, file: BinaryIO, digests: _Digests) -> None:
+    tee = _Tee(file, digests)
+    try:
+        torch.save(state, cast("IO[bytes]", tee))
+    except Exception as error:
+        # torch hides a full disk behind a RuntimeError about positions in its archive.
+        raise tee.error or error from error
+
+
 class _Tee:
     """A writable file whose bytes are digested as they pass; torch.save writes front to back."""
 
     def __init__(self, file: BinaryIO, digests: _Digests) -> None:
         self._file, self._digests = file, digests
+        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
         self._digests.add(data)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
 
     def flush(self) -> None:
         self._file.flush()

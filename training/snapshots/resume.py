@@ -23,11 +23,15 @@ from training.snapshots import files
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """Where training starts: after `step` optimizer steps; `snapshot` is None for a fresh start."""
+    """Where training starts: after `step` optimizer steps; `snapshot` is None for a fresh start.
+
+    `whole` are the steps of this run's snapshots in the directory, the resumed one included.
+    """
 
     step: int = 0
     attempt: int = 1
     snapshot: str | None = None
+    whole: tuple[int, ...] = ()
 
 
 def resume(
@@ -36,16 +40,20 @@ def resume(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
+    dataset_samples: int,
 ) -> Resumed:
     """Load the newest whole snapshot into the model, the optimizer and the scaler of every rank.
 
     Raises TrainingError on all ranks, with the same words, when rank 0 refuses: the directory
-    cannot be written, its snapshots are another run's or have other settings, or none is whole.
+    cannot be written, its snapshots are another run's, have other settings or other data, or none
+    is whole.
     """
     resumed, state, problem = Resumed(), None, None
     if group.rank == 0:
         try:
-            resumed, state = _choose(settings, model)
+            if found := _choose(settings):
+                _check_fits(found, model, optimizer, dataset_samples)
+                resumed, state = found.resumed, found.state
         except Exception as error:
             problem = sentence(error)
     choice: tuple[Resumed, str | None] = group.from_rank_0((resumed, problem))
@@ -60,28 +68,47 @@ def resume(
     return resumed
 
 
-def _choose(settings: TrainingSettings, model: nn.Module) -> tuple[Resumed, files.State | None]:
+@dataclass(frozen=True)
+class _Found:
+    """A whole snapshot of this run, read into memory."""
+
+    manifest: files.Manifest
+    state: files.State
+    resumed: Resumed
+
+
+def _choose(settings: TrainingSettings) -> _Found | None:
+    """The newest snapshot of this run that is whole; None if the run starts fresh."""
     directory = _own_directory(settings)
     steps = files.candidates(path.name for path in directory.iterdir())
-    foreign, damaged = [], []
+    foreign: dict[int, str] = {}
+    damaged: dict[int, str] = {}
+    half: dict[int, str] = {}
     for step in steps:
         name = files.data_name(step)
         try:
-            manifest, state = _open(directory, step, settings, model)
+            manifest, state = _open(directory, step, settings)
         except _Foreign as error:
-            foreign.append(f"{name} ({error})")
+            foreign[step] = f"{name} ({error})"
             say(f"rejected snapshot={name} reason={error}")
         except files.NotASnapshot as error:
-            # Half a pair is a delivery that was cut short: no snapshot has existed there yet.
-            if files.is_complete_pair(directory, step):
-                damaged.append(f"{name} ({error})")
+            kind = damaged if _existed_whole(directory, step) else half
+            kind[step] = f"{name} ({error})"
             say(f"rejected snapshot={name} reason={error}")
         else:
-            return Resumed(step=step, attempt=manifest.attempt + 1, snapshot=name), state
+            if settings.total_steps in foreign:
+                raise TrainingError(_refusal(settings, foreign, {}))
+            older = sorted(s for s in steps if s < step)
+            whole = [s for s in older if files.looks_whole(directory, s, settings.run_name)]
+            resumed = Resumed(
+                step=step, attempt=manifest.attempt + 1, snapshot=name, whole=(*whole, step)
+            )
+            return _Found(manifest, state, resumed)
     if foreign or damaged:
-        raise TrainingError(_refusal(settings, foreign, damaged))
-    say(f"starting fresh: no snapshot in {directory}")
-    return Resumed(), None
+        raise TrainingError(_refusal(settings, foreign, {**damaged, **half}))
+    ignored = f"; only what was delivered in part: {', '.join(half.values())}" if half else ""
+    say(f"starting fresh: no snapshot in {directory}{ignored}")
+    return None
 
 
 class _Foreign(Exception):
@@ -89,7 +116,7 @@ class _Foreign(Exception):
 
 
 def _open(
-    directory: Path, step: int, settings: TrainingSettings, model: nn.Module
+    directory: Path, step: int, settings: TrainingSettings
 ) -> tuple[files.Manifest, files.State]:
     manifest = files.Manifest.read(directory / files.manifest_name(step))
     if manifest.run_name != settings.run_name:
@@ -100,9 +127,21 @@ def _open(
             f"{files.data_name(step)} of the run {settings.run_name!r} was written with other "
             f"settings ({'; '.join(differing)}); set them back, or give the run another run_name"
         )
-    state = files.load(directory, step)
-    _check_fits(state, model, files.data_name(step))
-    return manifest, state
+    return manifest, files.load(directory, step)
+
+
+def _existed_whole(directory: Path, step: int) -> bool:
+    """Whether rejecting `step` may throw away work, so that a fresh start would be wrong.
+
+    Half a pair in a run's first attempt is a delivery that was cut short before any snapshot was
+    whole. In a later attempt there has been one: that attempt resumed from it.
+    """
+    if files.is_complete_pair(directory, step):
+        return True
+    try:
+        return files.Manifest.read(directory / files.manifest_name(step)).attempt > 1
+    except files.NotASnapshot:
+        return False
 
 
 def _own_directory(settings: TrainingSettings) -> Path:
@@ -117,39 +156,63 @@ def _own_directory(settings: TrainingSettings) -> Path:
     return directory
 
 
-def _refusal(settings: TrainingSettings, foreign: list[str], damaged: list[str]) -> str:
+def _refusal(settings: TrainingSettings, foreign: dict[int, str], damaged: dict[int, str]) -> str:
     parts = []
     if foreign:
-        parts.append("snapshots of other runs are here: " + ", ".join(foreign))
+        parts.append("snapshots of other runs are here: " + ", ".join(foreign.values()))
     if damaged:
-        parts.append("none of this run's snapshots is whole: " + ", ".join(damaged))
+        parts.append("none of this run's snapshots is whole: " + ", ".join(damaged.values()))
     return (
-        f"{settings.checkpoint_dir} holds snapshots, but none that the run "
-        f"{settings.run_name!r} can resume from: {'; '.join(parts)}. "
+        f"{settings.checkpoint_dir} holds snapshots that the run {settings.run_name!r} cannot "
+        f"go on with: {'; '.join(parts)}. "
         f"Give the run another run_name and its own directory, or empty this one"
     )
 
 
-def _check_fits(state: files.State, model: nn.Module, name: str) -> None:
-    """Refuse a state of another architecture before any rank waits for a broadcast of it."""
-    expected = {_plain(key): tuple(value.shape) for key, value in model.state_dict().items()}
-    found = {key: tuple(value.shape) for key, value in state["model"].items()}
-    if wrong := sorted(
-        key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)
-    ):
+def _check_fits(
+    found: _Found,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset_samples: int,
+) -> None:
+    """Refuse the state of another model, optimizer or data set, before any rank waits for it."""
+    manifest, state, name = found.manifest, found.state, found.resumed.snapshot
+    remedy = "or give the run another run_name"
+    expected = {_plain(key): _shape(value) for key, value in model.state_dict().items()}
+    saved = {key: _shape(value) for key, value in state["model"].items()}
+    if wrong := _differing_keys(expected, saved):
         first = wrong[0]
         raise TrainingError(
             f"{name} does not fit the model: {len(wrong)} tensors differ, the first is {first} "
-            f"({found.get(first, 'absent')} in the snapshot, {expected.get(first, 'absent')} in "
-            f"the model); restore the model's code, or give the run another run_name"
+            f"({saved.get(first, 'absent')} in the snapshot, {expected.get(first, 'absent')} in "
+            f"the model); restore the model's code, {remedy}"
         )
     trained = {_plain(key) for key, value in model.named_parameters() if value.requires_grad}
-    optimized = state["optimizer"]["state"].keys()
+    optimized = set(state["optimizer"]["state"])
     if optimized and (wrong := sorted(trained ^ optimized)):
         raise TrainingError(
             f"{name} has optimizer state for other parameters than the model trains, the first is "
-            f"{wrong[0]}; restore the model's code, or give the run another run_name"
+            f"{wrong[0]}; restore the model's code, {remedy}"
         )
+    if manifest.optimizer not in ("", type(optimizer).__name__):
+        raise TrainingError(
+            f"{name} holds the state of {manifest.optimizer}, but the optimizer is "
+            f"{type(optimizer).__name__} now; restore it, {remedy}"
+        )
+    if manifest.dataset_samples not in (0, dataset_samples):
+        raise TrainingError(
+            f"{name} was trained on {manifest.dataset_samples} samples, but the training data "
+            f"holds {dataset_samples} now, which changes the order of all; restore the data, "
+            f"{remedy}"
+        )
+
+
+def _shape(value: object) -> object:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _differing_keys(one: dict[str, object], other: dict[str, object]) -> list[str]:
+    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
 
 def _plain(name: str) -> str:
@@ -177,9 +240,9 @@ def _receive(
 
 def _check_ranks_agree(group: Group, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Prove once that all ranks hold the same bits: DDP never notices optimizers that differ."""
-    sums = [_bit_sum(value) for value in model.state_dict().values()]
-    for of_parameter in optimizer.state.values():
-        sums += [_bit_sum(v) for v in of_parameter.values() if isinstance(v, torch.Tensor)]
+    values = list(model.state_dict().values())
+    values += [value for kept in optimizer.state.values() for value in kept.values()]
+    sums = [_bit_sum(value) for value in values if isinstance(value, torch.Tensor)]
     if len(set(group.gather(tuple(sums)))) != 1:
         raise TrainingError(
             "after resuming, the ranks hold different parameters or optimizer states; "

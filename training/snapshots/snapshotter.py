@@ -35,14 +35,14 @@ class Snapshotter:
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         resumed: Resumed,
+        dataset_samples: int,
     ) -> None:
         self._settings, self._group = settings, group
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
-        self._attempt = resumed.attempt
+        self._attempt, self._dataset_samples = resumed.attempt, dataset_samples
         self._directory = Path(settings.checkpoint_dir)
         self._cadence = Cadence(settings.snapshot_steps, settings.snapshot_seconds, resumed.step)
-        self._whole = [resumed.step] if resumed.snapshot else []
-        self._failure: OSError | None = None
+        self._whole = list(resumed.whole)
 
     def after_step(self, step: int, gradient_norm: torch.Tensor, *, urgent: bool = False) -> None:
         """Write a snapshot of `step` if one is due, or if it is `urgent`.
@@ -61,7 +61,6 @@ class Snapshotter:
         try:
             self._write(step)
         except OSError as error:
-            self._failure = error
             say(f"snapshot_failed step={step} reason={error}")
 
     def close(self, step: int) -> None:
@@ -88,6 +87,8 @@ class Snapshotter:
             world_size=self._group.world_size,
             settings=self._settings.fingerprint(),
             attempt=self._attempt,
+            dataset_samples=self._dataset_samples,
+            optimizer=type(self._optimizer).__name__,
         )
         self._whole.append(step)
         self._whole = self._whole[-self._settings.snapshots_kept :]
@@ -115,14 +116,15 @@ def capture(
     }
     if scaler.is_enabled():
         state["scaler"] = scaler.state_dict()
-    return {name: _on_host(value) for name, value in state.items()}
+    return {name: on_host(value) for name, value in state.items()}
 
 
-def _on_host(value: Any) -> Any:
+def on_host(value: Any) -> Any:
+    """A nested state with all tensors on the host, detached, and tuples as lists."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):
-        return {key: _on_host(item) for key, item in value.items()}
+        return {key: on_host(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_on_host(item) for item in value]
+        return [on_host(item) for item in value]
     return value

@@ -1,0 +1,43 @@
+"""training/ runs in the container: the standard library and torch are all that it may need."""
+
+import ast
+import sys
+from pathlib import Path
+
+import training
+
+ROOT = Path(training.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+
+
+def test_only_torch_and_the_standard_library_are_imported():
+    allowed = set(sys.stdlib_module_names) | {"torch", "training"}
+    for path in FILES:
+        assert {name.split(".")[0] for name in imported(path)} <= allowed, path
+
+
+def test_imports_go_one_way():
+    depends = {
+        ".".join(("training", *path.relative_to(ROOT).with_suffix("").parts)): {
+            name for name in imported(path) if name.startswith("training")
+        }
+        for path in FILES
+    }
+
+    def reached(name, trail=()):
+        assert name not in trail, f"circle: {' → '.join((*trail, name))}"
+        for other in depends.get(name, ()):
+            reached(other, (*trail, name))
+
+    for name in depends:
+        reached(name)
+    assert depends["training.snapshots.files"] == set()
+    assert depends["training.settings"] == set()

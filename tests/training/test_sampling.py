@@ -1,0 +1,120 @@
+"""Every sample is seen exactly once an epoch, whoever computes it and however often it resumes."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from training.failure import TrainingError
+from training.group import Group
+from training.sampling import (
+    MicroBatches,
+    SeededSamples,
+    check_batch,
+    derive_seed,
+    epoch_order,
+    places_of,
+    steps_of_data,
+)
+from training.settings import TrainingSettings
+
+
+def places(rank, world_size, first_step=0, total_steps=30, size=41, **overrides):
+    """All places that a rank visits, in order."""
+    settings = TrainingSettings(
+        total_steps=total_steps, global_batch_size=12, **{"seed": 3, **overrides}
+    )
+    batches = MicroBatches(settings, size, rank, world_size, first_step)
+    return [place for batch in batches for place in batch]
+
+
+def test_every_sample_is_seen_once_an_epoch():
+    seen = Counter(places(0, 1, total_steps=41))  # 41 steps of 12 are 12 epochs of 41
+    assert seen == Counter({(epoch, index): 1 for epoch in range(12) for index in range(41)})
+
+
+@pytest.mark.parametrize("worlds", [(1, 2), (2, 1), (3, 2), (4, 12)])
+@pytest.mark.parametrize("stop", [0, 1, 7, 30])
+def test_a_change_of_the_world_size_loses_and_repeats_nothing(worlds, stop):
+    before, after = worlds
+    first = [p for rank in range(before) for p in places(rank, before, total_steps=stop or 1)]
+    then = [p for rank in range(after) for p in places(rank, after, first_step=stop)]
+    assert Counter((first if stop else []) + then) == Counter(places(0, 1))
+
+
+def test_resuming_is_an_index():
+    whole = places(1, 2)
+    assert places(1, 2, first_step=10) == whole[10 * 6 :]
+    far = places(0, 1, first_step=10**9, total_steps=10**9 + 1)
+    assert len(far) == 12
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    orders = [epoch_order(seed, epoch, 100) for seed in (0, 1) for epoch in (0, 1)]
+    assert len({tuple(order.tolist()) for order in orders}) == 4
+    assert all(sorted(order.tolist()) == list(range(100)) for order in orders)
+
+
+def test_a_batch_may_reach_into_the_next_epoch():
+    assert [epoch for epoch, _ in places_of(38, 6, 0, 41)] == [0, 0, 0, 1, 1, 1]
+
+
+def test_micro_batches_are_the_same_samples_in_smaller_portions():
+    assert places(1, 2) == places(1, 2, micro_batch_size=2)
+
+
+def test_seeds_are_functions_of_their_parts():
+    assert derive_seed("step", 1, 2) == derive_seed("step", 1, 2)
+    assert derive_seed("step", 1, 2) != derive_seed("step", 12, "")
+    assert 0 <= derive_seed("x") < 2**63
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Samples that are all randomness: torch's, Python's and numpy's."""
+
+    def __len__(self):
+        return 41
+
+    def __getitem__(self, index):
+        import random
+
+        import numpy
+
+        return (torch.tensor([index, torch.rand(()), random.random(), numpy.random.random()]),)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentation_depends_on_epoch_and_sample_alone(workers):
+    def seen(world_size, first_step):
+        rows = []
+        for rank in range(world_size):
+            settings = TrainingSettings(
+                total_steps=8, global_batch_size=12, dataloader_workers=workers
+            )
+            group = Group(rank, world_size, torch.device("cpu"), None)
+            for step in steps_of_data(Augmented(), settings, group, first_step):
+                rows += [tuple(row.tolist()) for (batch,) in step for row in batch]
+        return Counter(rows)
+
+    whole = seen(1, 4)
+    assert whole == seen(2, 4)
+    assert len(whole) == 4 * 12
+    assert (
+        SeededSamples(Augmented(), 0)[(0, 5)][0][1] != SeededSamples(Augmented(), 0)[(1, 5)][0][1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "size", "world", "said"),
+    [
+        (10, 0, 100, 4, "global_batch_size is 10, which 4 ranks cannot share evenly; 8 or 12 can"),
+        (2, 0, 100, 4, "global_batch_size is 2, which 4 ranks cannot share evenly; 4 can"),
+        (24, 8, 100, 2, r"does not divide the 12 samples of a rank .*; 6 does"),
+        (24, 0, 23, 2, "holds 23 samples, fewer than global_batch_size 24; .* 22 or less"),
+        (24, 0, 1, 2, "holds 1 samples, fewer than global_batch_size 24; .* 2 or less"),
+    ],
+)
+def test_batches_that_cannot_be_dealt_are_refused_with_what_can(batch, micro, size, world, said):
+    settings = TrainingSettings(global_batch_size=batch, micro_batch_size=micro)
+    with pytest.raises(TrainingError, match=said):
+        check_batch(settings, size, world)
