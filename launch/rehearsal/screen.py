@@ -34,7 +34,8 @@ class Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._progress.live.is_started:
+            self._progress.stop()
 
     def began(self, request: dict[str, Any], means: Means) -> None:
         """The request has arrived at the mocked AWS."""

@@ -154,6 +154,7 @@ def test_an_empty_channel_on_one_host_stops_all_ranks(whole, tmp_path):
     )
     with Torchrun(whole[0], tmp_path, script=str(script)) as run:
         assert stops_within_seconds(run, "empty holds 0 bytes in 0 files") < 60
+        assert run.find(r"^rank 0: rank 1 stopped: .*empty holds 0 bytes"), run.lines
 
 
 def test_two_hosts_without_torchrun_are_stopped(whole, tmp_path):
