@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.config import JobConfig
 from launch.errors import Refused
+from launch.schema import JobConfig
 
 SAMPLE = "sample"
 
@@ -37,7 +37,8 @@ def channels(config: JobConfig) -> list[Channel]:
     Raises Refused, for all channels at once, where a folder is missing, unreadable or empty.
     """
     found, problems = [], []
-    for name, source in {"train": config.data.train, "validation": config.data.validation}.items():
+    wanted = {"train": config.data.train, "validation": config.data.validation}
+    for name, source in {**wanted, **config.data.channels}.items():
         if source is None:
             continue
         try:

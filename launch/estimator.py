@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.config import JobConfig
 from launch.errors import Refused
+from launch.schema import JobConfig
 from launch.source import ENTRY_POINT
 from training.metrics import METRIC_DEFINITIONS
 from training.settings import DEFAULT_CHECKPOINT_DIR
@@ -127,13 +127,19 @@ def build(config: JobConfig, session: Session, source_dir: Path) -> PyTorch:
             max_run=spot.max_run,
             max_wait=spot.max_wait if spot.enabled else None,
             container_entry_point=_entry_point(spot.deliver_sigterm),
-            environment={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS},
+            environment={
+                "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS,
+                **compute.environment,
+            },
             metric_definitions=METRIC_DEFINITIONS,
             debugger_hook_config=False,
             disable_profiler=True,
             subnets=list(aws.subnets) or None,
             security_group_ids=list(aws.security_group_ids) or None,
-            volume_kms_key=aws.kms_key,
+            volume_kms_key=aws.volume_kms_key,
+            encrypt_inter_container_traffic=aws.encrypt_inter_container_traffic,
+            enable_network_isolation=aws.network_isolation,
+            keep_alive_period_in_seconds=compute.warm_pool,
             output_kms_key=aws.kms_key,
             tags=[{"Key": key, "Value": value} for key, value in aws.tags.items()] or None,
         )

@@ -23,11 +23,11 @@ from launch.errors import DONE, FAILED, Refused, exit_code_of
 from launch.submit import add_config_options, load_config, start_job, with_stand_ins
 
 if TYPE_CHECKING:  # imported late otherwise: --help must not wait for the SDK
-    from launch.config import JobConfig
     from launch.data import Channel
     from launch.rehearsal.attempt import Attempt, Job
     from launch.rehearsal.report import Outcome
     from launch.rehearsal.screen import Screen
+    from launch.schema import JobConfig
 
 GRACE_SECONDS = 5.0
 

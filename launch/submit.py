@@ -19,8 +19,8 @@ from launch.errors import DONE, Failed, Refused, exit_code_of
 if TYPE_CHECKING:  # imported late otherwise: --help must not wait for the SDK
     from sagemaker import Session
 
-    from launch.config import JobConfig
     from launch.data import Channel
+    from launch.schema import JobConfig
 
 STAND_INS = {
     "region": "us-east-1",

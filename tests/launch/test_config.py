@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch import config
+from launch import config, schema
 from launch.errors import Refused
 from training.settings import TrainingSettings
 
@@ -29,7 +29,7 @@ def test_the_shipped_configurations_are_valid(name):
     [("90m", 5400), ("24h", 86400), ("2d", 172800), ("3600", 3600), ("45s", 45), (" 1h ", 3600)],
 )
 def test_durations_read_as_people_write_them(text, seconds):
-    assert config.seconds_of(text) == seconds
+    assert schema.seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "1.5h", "h", "-1h", "1h30m", "soon", "1w"])

@@ -89,11 +89,17 @@ def test_network_keys_and_tags_are_in_the_request_when_set(send):
         "aws.subnets=[subnet-1]",
         "aws.security_group_ids=[sg-1]",
         "aws.kms_key=key",
+        "aws.volume_kms_key=disk-key",
+        "aws.encrypt_inter_container_traffic=true",
+        "compute.instance_type=ml.p3.8xlarge",
+        "compute.environment={NCCL_DEBUG: INFO}",
         "aws.tags={team: vision}",
     )
     assert request["VpcConfig"] == {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
     assert request["OutputDataConfig"]["KmsKeyId"] == "key"
-    assert request["ResourceConfig"]["VolumeKmsKeyId"] == "key"
+    assert request["ResourceConfig"]["VolumeKmsKeyId"] == "disk-key"
+    assert request["EnableInterContainerTrafficEncryption"] is True
+    assert request["Environment"]["NCCL_DEBUG"] == "INFO"
     assert request["Tags"] == [{"Key": "team", "Value": "vision"}]
 
 
