@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from training.failure import TrainingError
+from training.replica import Replica
 from training.settings import TrainingSettings
 
 SMALLEST_SCALE = 1e-6  # a loss scale below this means that every gradient overflows
@@ -45,25 +45,27 @@ def learning_rate(settings: TrainingSettings, step: int) -> float:
 
 
 def take_step(
-    model: DistributedDataParallel,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    replica: Replica,
     micro_batches: Sequence[Any],
+    rate: float,
     settings: TrainingSettings,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """One optimizer step on a rank's micro batches; returns (mean loss, gradient norm), scalars.
+    """One optimizer step at learning rate `rate`; returns (mean loss, gradient norm), scalars.
 
     The norm is that of the gradient averaged over all ranks, before clipping, so it is the same
     number on each. The gradients stay in place: whoever captures the state needs them there.
     With fp16 a step whose gradients overflow is taken again at a smaller scale until it counts.
     Raises TrainingError when no scale is small enough.
     """
-    limit = settings.gradient_clip or math.inf
+    optimizer, scaler = replica.optimizer, replica.scaler
+    for group in optimizer.param_groups:
+        group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
-    loss = _accumulate(model, scaler, micro_batches, settings, device)
+    loss = _accumulate(replica, micro_batches, settings, device)
     scaler.unscale_(optimizer)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+    limit = settings.gradient_clip or math.inf
+    norm = nn.utils.clip_grad_norm_(replica.model.parameters(), limit)
     if not scaler.is_enabled():
         optimizer.step()
         return loss, norm
@@ -74,7 +76,7 @@ def take_step(
         return loss, norm
     if scaler.get_scale() < SMALLEST_SCALE:
         raise TrainingError("every fp16 gradient overflows; use --precision bf16 or fp32")
-    return take_step(model, optimizer, scaler, micro_batches, settings, device)
+    return take_step(replica, micro_batches, rate, settings, device)
 
 
 def mean_over_ranks(value: Tensor, world_size: int) -> float:
@@ -98,8 +100,7 @@ def to_device(batch: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def _accumulate(
-    model: DistributedDataParallel,
-    scaler: torch.amp.GradScaler,
+    replica: Replica,
     micro_batches: Sequence[Any],
     settings: TrainingSettings,
     device: torch.device,
@@ -108,9 +109,9 @@ def _accumulate(
     total = torch.zeros((), device=device)
     for number, batch in enumerate(micro_batches, start=1):
         last = number == len(micro_batches)
-        with contextlib.nullcontext() if last else model.no_sync():
+        with contextlib.nullcontext() if last else replica.model.no_sync():
             with autocast(settings, device):
-                loss = model(*to_device(batch, device)) / len(micro_batches)
-            scaler.scale(loss).backward()
+                loss = replica.model(*to_device(batch, device)) / len(micro_batches)
+            replica.scaler.scale(loss).backward()
         total += loss.detach()
     return total

@@ -6,20 +6,26 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, default_collate
 
 from training.group import Group
-from training.optimization import autocast, to_device
+from training.optimization import autocast, build_optimizer, to_device
+from training.replica import Replica
 from training.settings import TrainingSettings
 
 
-def distribute(model: nn.Module, group: Group) -> DistributedDataParallel:
-    """The model on this rank's device, its gradients averaged over all ranks."""
+def distribute(model: nn.Module, settings: TrainingSettings, group: Group) -> Replica:
+    """The model on this rank's device, its gradients averaged over all ranks, and its optimizer."""
     on_device = [group.device] if group.device.type == "cuda" else None
-    return DistributedDataParallel(
+    distributed = DistributedDataParallel(
         model.to(group.device), device_ids=on_device, gradient_as_bucket_view=True
+    )
+    return Replica(
+        distributed,
+        build_optimizer(distributed, settings),
+        torch.amp.GradScaler(group.device.type, enabled=settings.precision == "fp16"),
     )
 
 
 def settle_buckets(
-    model: DistributedDataParallel,
+    replica: Replica,
     dataset: Dataset[tuple[torch.Tensor, ...]],
     settings: TrainingSettings,
     group: Group,
@@ -33,6 +39,7 @@ def settle_buckets(
     size = settings.micro_batch_size or settings.global_batch_size // group.world_size
     with group.agreement():
         batch = default_collate([dataset[index] for index in range(size)])
+    model = replica.model
     kept = [buffer.clone() for buffer in model.buffers()]
     with autocast(settings, group.device):
         loss = model(*to_device(batch, group.device))

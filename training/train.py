@@ -9,6 +9,7 @@ own is in model.py and data.py.
 
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from training.group import Group, joined
 from training.interruption import Interruption
 from training.metrics import Pace, step_line, validation_line
 from training.model import build_model
-from training.optimization import build_optimizer, learning_rate, mean_over_ranks, take_step
+from training.optimization import learning_rate, mean_over_ranks, take_step
 from training.parallel import distribute, settle_buckets
 from training.sampling import check_batch, seed_step, steps_of_data
 from training.settings import TrainingSettings
@@ -58,27 +59,22 @@ def train(settings: TrainingSettings, group: Group) -> None:
             validation = build_dataset(settings, settings.validation_dir)
         samples = len(dataset)  # type: ignore[arg-type]
         check_batch(settings, samples, group.world_size)
-        plain_model = build_model(settings)
+        model = build_model(settings)
     check_same(samples, group)
-    model = distribute(plain_model, group)
-    optimizer = build_optimizer(model, settings)
-    scaler = torch.amp.GradScaler(group.device.type, enabled=settings.precision == "fp16")
+    replica = distribute(model, settings, group)
+    settle_buckets(replica, dataset, settings, group)
 
-    settle_buckets(model, dataset, settings, group)
-    resumed = resume(settings, group, model, optimizer, scaler, samples)
-    snapshots = Snapshotter(settings, group, model, optimizer, scaler, resumed, samples)
+    resumed = resume(settings, group, replica, samples)
+    snapshots = Snapshotter(settings, group, replica, resumed, samples)
     pace = Pace(settings.global_batch_size, resumed.step)
-
     if resumed.step >= settings.total_steps and group.rank == 0:
         say(f"already finished: step {resumed.step} of {settings.total_steps}; writing the model")
 
     step = resumed.step
     for micro_batches in steps_of_data(dataset, settings, group, first_step=step):
         rate = learning_rate(settings, step)
-        for parameters in optimizer.param_groups:
-            parameters["lr"] = rate
         seed_step(settings.seed, step, group.rank)
-        loss, norm = take_step(model, optimizer, scaler, micro_batches, settings, group.device)
+        loss, norm = take_step(replica, micro_batches, rate, settings, group.device)
         step += 1
 
         snapshots.after_step(step, norm, urgent=interruption.noticed())
@@ -87,11 +83,11 @@ def train(settings: TrainingSettings, group: Group) -> None:
 
     snapshots.close(step)
     if group.rank == 0:
-        export(plain_model, settings)
+        export(model, settings)
     if validation:
-        validation_mean = validation_loss(plain_model, validation, settings, group)
+        mean_loss = validation_loss(model, validation, settings, group)
         if group.rank == 0:
-            say(validation_line(step, validation_mean))
+            say(validation_line(step, mean_loss))
     if group.rank == 0:
         say(f"finished step={step} model={settings.model_dir}/model.pt")
 
@@ -136,7 +132,7 @@ def log_step(
                 step_seconds=seconds,
             )
         )
-    if mean_loss - mean_loss != 0 or gradient_norm - gradient_norm != 0:
+    if not (math.isfinite(mean_loss) and math.isfinite(gradient_norm)):
         raise TrainingError(
             f"the loss is {mean_loss} and the gradient norm {gradient_norm} at step {step}; "
             f"start again under another run_name, with a lower learning_rate or a longer warm-up. "

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import training.parallel
 import training.train
 from tests.states import differing
 from training.failure import TrainingError
@@ -238,7 +239,7 @@ def test_a_snapshot_without_optimizer_state_for_a_weight_is_refused(run, checkpo
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_sgd_resumes_with_and_without_state(run, tmp_path, monkeypatch, momentum):
     monkeypatch.setattr(
-        training.train,
+        training.parallel,
         "build_optimizer",
         lambda model, settings: torch.optim.SGD(model.parameters(), lr=1.0, momentum=momentum),
     )
@@ -342,7 +343,7 @@ def test_a_step_that_blew_up_is_not_saved_and_stops_the_run(run, checkpoints, mo
 def test_swapping_the_optimizer_is_refused(run, monkeypatch):
     run()
     monkeypatch.setattr(
-        training.train,
+        training.parallel,
         "build_optimizer",
         lambda model, settings: torch.optim.SGD(model.parameters(), lr=1.0),
     )

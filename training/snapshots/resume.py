@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     set_model_state_dict,
@@ -17,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 from training.failure import TrainingError, say, sentence
 from training.group import Group
 from training.metrics import resumed_line
+from training.replica import Replica
 from training.settings import TrainingSettings
 from training.snapshots import files
 
@@ -37,9 +37,7 @@ class Resumed:
 def resume(
     settings: TrainingSettings,
     group: Group,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    replica: Replica,
     dataset_samples: int,
 ) -> Resumed:
     """Load the newest whole snapshot into the model, the optimizer and the scaler of every rank.
@@ -52,7 +50,7 @@ def resume(
     if group.rank == 0:
         try:
             if found := _choose(settings):
-                _check_fits(found, model, optimizer, dataset_samples)
+                _check_fits(found, replica, dataset_samples)
                 resumed, state = found.resumed, found.state
         except Exception as error:
             problem = sentence(error)
@@ -61,8 +59,8 @@ def resume(
     if problem:
         raise TrainingError(problem)
     if resumed.snapshot:
-        _receive(group, model, optimizer, scaler, state or {})
-        _check_ranks_agree(group, model, optimizer)
+        _receive(group, replica, state or {})
+        _check_ranks_agree(group, replica)
         if group.rank == 0:
             say(resumed_line(resumed.step, resumed.snapshot, resumed.attempt))
     return resumed
@@ -169,15 +167,11 @@ def _refusal(settings: TrainingSettings, foreign: dict[int, str], damaged: dict[
     )
 
 
-def _check_fits(
-    found: _Found,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    dataset_samples: int,
-) -> None:
+def _check_fits(found: _Found, replica: Replica, dataset_samples: int) -> None:
     """Refuse the state of another model, optimizer or data set, before any rank waits for it."""
     manifest, state, name = found.manifest, found.state, found.resumed.snapshot
     remedy = "or give the run another run_name"
+    model = replica.plain_model
     expected = {_plain(key): _shape(value) for key, value in model.state_dict().items()}
     saved = {key: _shape(value) for key, value in state["model"].items()}
     if wrong := _differing_keys(expected, saved):
@@ -194,10 +188,11 @@ def _check_fits(
             f"{name} has optimizer state for other parameters than the model trains, the first is "
             f"{wrong[0]}; restore the model's code, {remedy}"
         )
-    if manifest.optimizer not in ("", type(optimizer).__name__):
+    optimizer = type(replica.optimizer).__name__
+    if manifest.optimizer not in ("", optimizer):
         raise TrainingError(
             f"{name} holds the state of {manifest.optimizer}, but the optimizer is "
-            f"{type(optimizer).__name__} now; restore it, {remedy}"
+            f"{optimizer} now; restore it, {remedy}"
         )
     if manifest.dataset_samples not in (0, dataset_samples):
         raise TrainingError(
@@ -216,16 +211,15 @@ def _differing_keys(one: dict[str, object], other: dict[str, object]) -> list[st
 
 
 def _plain(name: str) -> str:
-    return name.removeprefix("module.").replace("_orig_mod.", "")
+    return name.replace("_orig_mod.", "")  # torch.compile's
 
 
 def _receive(
     group: Group,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    replica: Replica,
     state: files.State,
 ) -> None:
+    model, optimizer, scaler = replica.model, replica.optimizer, replica.scaler
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True)
     has_optimizer_state, scaler_state = group.from_rank_0(
         (bool(state.get("optimizer", {}).get("state")), state.get("scaler"))
@@ -238,10 +232,10 @@ def _receive(
         scaler.load_state_dict(scaler_state)
 
 
-def _check_ranks_agree(group: Group, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _check_ranks_agree(group: Group, replica: Replica) -> None:
     """Prove once that all ranks hold the same bits: DDP never notices optimizers that differ."""
-    values = list(model.state_dict().values())
-    values += [value for kept in optimizer.state.values() for value in kept.values()]
+    values = list(replica.plain_model.state_dict().values())
+    values += [value for kept in replica.optimizer.state.values() for value in kept.values()]
     sums = [_bit_sum(value) for value in values if isinstance(value, torch.Tensor)]
     if len(set(group.gather(tuple(sums)))) != 1:
         raise TrainingError(

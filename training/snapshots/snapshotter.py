@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -18,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 from training.failure import TrainingError, say
 from training.group import Group
 from training.metrics import snapshot_line
+from training.replica import Replica
 from training.settings import TrainingSettings
 from training.snapshots import files
 from training.snapshots.cadence import Cadence
@@ -31,14 +31,11 @@ class Snapshotter:
         self,
         settings: TrainingSettings,
         group: Group,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler,
+        replica: Replica,
         resumed: Resumed,
         dataset_samples: int,
     ) -> None:
-        self._settings, self._group = settings, group
-        self._model, self._optimizer, self._scaler = model, optimizer, scaler
+        self._settings, self._group, self._replica = settings, group, replica
         self._attempt, self._dataset_samples = resumed.attempt, dataset_samples
         self._directory = Path(settings.checkpoint_dir)
         self._cadence = Cadence(settings.snapshot_steps, settings.snapshot_seconds, resumed.step)
@@ -77,7 +74,7 @@ class Snapshotter:
 
     def _write(self, step: int) -> None:
         started = time.monotonic()
-        state = capture(self._model, self._optimizer, self._scaler, step)
+        state = capture(self._replica, step)
         manifest = files.write(
             self._directory,
             state,
@@ -88,7 +85,7 @@ class Snapshotter:
             settings=self._settings.fingerprint(),
             attempt=self._attempt,
             dataset_samples=self._dataset_samples,
-            optimizer=type(self._optimizer).__name__,
+            optimizer=type(self._replica.optimizer).__name__,
         )
         self._whole.append(step)
         self._whole = self._whole[-self._settings.snapshots_kept :]
@@ -99,9 +96,7 @@ class Snapshotter:
         say(snapshot_line(step, stall_seconds=seconds, write_seconds=seconds, bytes=manifest.bytes))
 
 
-def capture(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, step: int
-) -> dict[str, Any]:
+def capture(replica: Replica, step: int) -> dict[str, Any]:
     """The state that cannot be derived, after `step` steps and before the gradients are cleared.
 
     Names are the plain model's: no `module.` of DDP's, no `_orig_mod.` of torch.compile's. Tensors
@@ -110,12 +105,12 @@ def capture(
     # With gradients in place an optimizer that keeps no state is left alone; without them torch
     # would take a step to create some.
     state: dict[str, Any] = {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer),
+        "model": get_model_state_dict(replica.model),
+        "optimizer": get_optimizer_state_dict(replica.model, replica.optimizer),
         "step": step,
     }
-    if scaler.is_enabled():
-        state["scaler"] = scaler.state_dict()
+    if replica.scaler.is_enabled():
+        state["scaler"] = replica.scaler.state_dict()
     return {name: on_host(value) for name, value in state.items()}
 
 
