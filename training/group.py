@@ -81,8 +81,19 @@ def joined(timeout_seconds: float, *, deterministic: bool = True) -> Iterator[Gr
         timeout=timeout,
     )
     yield Group(rank, world_size, device, dist.PrefixStore("notes", store))
+    _wait_for_all(dist.PrefixStore("leaving", store), world_size, timeout)
     # Not in a `finally`: after a failure, leaving the group politely could wait for dead peers.
     dist.destroy_process_group()
+
+
+def _wait_for_all(store: dist.Store, world_size: int, timeout: timedelta) -> None:
+    """Let no rank leave before all are done: a connection that closes early looks like a failure.
+
+    Through the store, which outlives the ranks: a collective would end in the same race.
+    """
+    if store.add("arrived", 1) == world_size:
+        store.set("all", "1")
+    store.wait(["all"], timeout)
 
 
 def _device(deterministic: bool) -> torch.device:

@@ -32,7 +32,7 @@ def whole(tmp_path_factory):
     (home / "text").mkdir()
     (home / "text" / "topics.txt").write_bytes(text[:40_000])
     with Torchrun(home / "text", home, total_steps=STEPS) as run:
-        assert run.finish() == 0, run.lines
+        assert run.finish() == 0, run.log
     return home / "text", final(home)
 
 
@@ -44,7 +44,7 @@ def test_killed_at_several_steps_it_ends_with_the_same_bits(whole, tmp_path):
             run.kill()
             assert attempt == 1 or run.find(rf"^resumed step=\d+ .* attempt={attempt}$")
     with Torchrun(text, tmp_path, total_steps=STEPS) as run:
-        assert run.finish() == 0, run.lines
+        assert run.finish() == 0, run.log
         assert run.find(r"^resumed step=(15|18) ")
     assert differing(uninterrupted, final(tmp_path)) == []
     exported = torch.load(tmp_path / "model" / "model.pt", weights_only=True)
@@ -59,7 +59,7 @@ def test_only_rank_0_needs_the_files_and_only_rank_0_writes(whole, tmp_path):
         run.kill()
     assert not (tmp_path / "checkpoints-of-rank-1").exists()
     with Torchrun(text, tmp_path, script=script, total_steps=STEPS) as run:
-        assert run.finish() == 0, run.lines
+        assert run.finish() == 0, run.log
         assert run.find(r"^resumed step=9 ")
     assert not (tmp_path / "checkpoints-of-rank-1").exists()
     shutil.move(tmp_path / "checkpoints-of-rank-0", tmp_path / "checkpoints")
@@ -79,7 +79,7 @@ def test_through_s3_wiped_and_restored(whole, tmp_path):
         shutil.rmtree(tmp_path / "checkpoints")
         SyncAgent(s3, uri, tmp_path / "checkpoints").restore()
     with Torchrun(text, tmp_path, total_steps=STEPS) as run:
-        assert run.finish() == 0, run.lines
+        assert run.finish() == 0, run.log
         assert run.find(r"^resumed step=9 ")
     assert differing(uninterrupted, final(tmp_path)) == []
 
@@ -90,7 +90,7 @@ def test_three_ranks_add_up_in_the_same_order_after_a_resume(whole, tmp_path):
     for name, budgets in {"straight": (8,), "parts": (3, 8)}.items():
         for total_steps in budgets:
             with Torchrun(text, tmp_path / name, total_steps=total_steps, **options) as run:
-                assert run.finish() == 0, run.lines
+                assert run.finish() == 0, run.log
     assert differing(final(tmp_path / "straight", 8), final(tmp_path / "parts", 8)) == []
 
 
@@ -154,7 +154,7 @@ def test_an_empty_channel_on_one_host_stops_all_ranks(whole, tmp_path):
     )
     with Torchrun(whole[0], tmp_path, script=str(script)) as run:
         assert stops_within_seconds(run, "empty holds 0 bytes in 0 files") < 60
-        assert run.find(r"^rank 0: rank 1 stopped: .*empty holds 0 bytes"), run.lines
+        assert run.find(r"^rank 0: rank 1 stopped: .*empty holds 0 bytes"), run.log
 
 
 def test_two_hosts_without_torchrun_are_stopped(whole, tmp_path):

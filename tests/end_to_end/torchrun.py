@@ -104,6 +104,11 @@ class Torchrun:
         self._reader.join(DEADLINE_SECONDS)
 
     @property
+    def log(self):
+        """All that was said, for the message of a failed assertion."""
+        return "\n".join(self.lines)
+
+    @property
     def failure(self):
         """The content of the `failure` file."""
         return (self.home / "output" / "failure").read_text()
