@@ -7,6 +7,9 @@ import hashlib
 import os
 import pydoc_data.topics
 import re
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,8 +55,12 @@ def channels(config: JobConfig) -> list[Channel]:
     return found
 
 
-def upload(channel: Channel, uri: str, s3: Any) -> int:
-    """Upload to `uri` what it does not hold yet; returns the number of files sent."""
+def upload(channel: Channel, uri: str, s3: Any, kms_key: str | None = None) -> int:
+    """Upload to `uri` what it does not hold yet; returns the number of files sent.
+
+    Objects are encrypted with `kms_key` where one is given, else as the bucket does by default.
+    On a terminal, stderr shows the bytes going out.
+    """
     if not channel.files:
         return 0
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
@@ -64,12 +71,42 @@ def upload(channel: Channel, uri: str, s3: Any) -> int:
         for name, content in channel.files.items()
         if there.get(prefix + name) != _size(content)
     }
-    for key, content in missing.items():
-        if isinstance(content, Path):
-            s3.upload_file(str(content), bucket, key)
-        else:
-            s3.put_object(Bucket=bucket, Key=key, Body=content)
+    encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
+    with _progress(channel.name, missing.values()) as advance:
+        for key, content in missing.items():
+            if isinstance(content, Path):
+                s3.upload_file(str(content), bucket, key, ExtraArgs=encryption, Callback=advance)
+            else:
+                s3.put_object(Bucket=bucket, Key=key, Body=content, **encryption)
+                advance(len(content))
     return len(missing)
+
+
+def outcome(channel: Channel, sent: int) -> str:
+    """What `upload`, which returned `sent`, did for a channel: a line for the person."""
+    if not channel.files:
+        return f"data.{channel.name} stays where it is, {channel.s3_prefix}"
+    count = len(channel.files)
+    files = f"{count} file" if count == 1 else f"{count} files"
+    if sent == 0:
+        return f"data.{channel.name} is already uploaded ({files})"
+    return f"data.{channel.name} was uploaded ({sent} of {files})"
+
+
+@contextmanager
+def _progress(name: str, contents: Collection[bytes | Path]) -> Iterator[Callable[[int], None]]:
+    """Something to call with each number of bytes sent; it draws a bar if stderr is a terminal."""
+    if not contents or not sys.stderr.isatty():
+        yield lambda sent: None
+        return
+    from rich.console import Console  # late: a second submit sends nothing and shows no bar
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        total = sum(_size(content) for content in contents)
+        task = progress.add_task(f"data.{name}", total=total)
+        yield lambda sent: progress.advance(task, sent)
 
 
 def _channel(name: str, source: str) -> Channel:

@@ -19,6 +19,11 @@ class Failed(Exception):
     """It was begun and did not work; the text is one sentence."""
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line."""
+    return " ".join(str(error).split())
+
+
 def exit_code_of(command: Callable[[], int]) -> int:
     """Run a command and print what stopped it: problems one a line on stderr, no traceback."""
     try:

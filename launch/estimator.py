@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launch import images
 from launch.errors import Refused
 from launch.schema import JobConfig
 from launch.source import ENTRY_POINT
@@ -97,8 +98,8 @@ def recording_session(region: str, requests: list[dict[str, Any]]) -> Session:
     return _session(boto)
 
 
-def build(config: JobConfig, session: Session, source_dir: Path) -> PyTorch:
-    """The estimator for `config`, whose bucket and role are known.
+def build(config: JobConfig, session: Session, source_dir: Path, snapshots: str) -> PyTorch:
+    """The estimator for `config`, whose bucket and role are known, with its snapshot prefix.
 
     Raises Refused for what the SDK does not accept: some of it would only be found in `fit`, after
     the upload.
@@ -111,7 +112,7 @@ def build(config: JobConfig, session: Session, source_dir: Path) -> PyTorch:
             source_dir=str(source_dir),
             code_location=f"{home}/code",
             output_path=f"{home}/output",
-            checkpoint_s3_uri=snapshot_uri(config),
+            checkpoint_s3_uri=snapshots,
             checkpoint_local_path=DEFAULT_CHECKPOINT_DIR,
             role=aws.role,
             sagemaker_session=session,
@@ -120,7 +121,7 @@ def build(config: JobConfig, session: Session, source_dir: Path) -> PyTorch:
             volume_size=compute.volume_gb,
             framework_version=None if compute.image_uri else compute.framework_version,
             py_version=None if compute.image_uri else compute.py_version,
-            image_uri=compute.image_uri,
+            image_uri=compute.image_uri and images.resolve(compute.image_uri, str(aws.region)),
             hyperparameters=config.hyperparameters(),
             distribution={"torch_distributed": {"enabled": True}},
             use_spot_instances=spot.enabled,
@@ -162,17 +163,21 @@ def start(estimator: PyTorch, inputs: Mapping[str, str], input_mode: str, job_na
     estimator.fit(channels, wait=False, job_name=job_name)
 
 
-def snapshot_uri(config: JobConfig) -> str:
-    """Where the run's snapshots live. The slash at the end keeps run-1 from restoring run-10's."""
-    return f"s3://{config.aws.bucket}/{config.aws.prefix}/{config.run_name}/snapshots/"
-
-
 def _entry_point(deliver_sigterm: bool) -> list[str] | None:
     return ["bash", "-c", DELIVER_SIGTERM] if deliver_sigterm else None
 
 
 def _session(boto: Any) -> Session:
-    return Session(boto_session=boto, sagemaker_config=SDK_DEFAULTS)
+    client = boto.client("sagemaker")
+    return Session(
+        boto_session=boto,
+        sagemaker_client=client,
+        # Starting a job needs none of these, and the SDK would take a tenth of a second for each.
+        sagemaker_runtime_client=client,
+        sagemaker_featurestore_runtime_client=client,
+        sagemaker_metrics_client=client,
+        sagemaker_config=SDK_DEFAULTS,
+    )
 
 
 def _response(url: str, body: bytes) -> Any:

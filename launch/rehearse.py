@@ -20,7 +20,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # the clone, not its folder launch/
 
 from launch.errors import DONE, FAILED, Refused, exit_code_of
-from launch.submit import add_config_options, load_config, start_job, with_stand_ins
+from launch.submit import add_config_options, load_config
 
 if TYPE_CHECKING:  # imported late otherwise: --help must not wait for the SDK
     from launch.data import Channel
@@ -65,12 +65,13 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     logging.disable(logging.INFO)  # moto, botocore and matplotlib talk; the screen is for people
-    config, _ = with_stand_ins(load_config(options, "config/rehearsal.yaml"))
+    config = load_config(options, "config/rehearsal.yaml")
     interruptions = _interruptions(options.interrupt, config.training.total_steps)
-    from launch import data
+    from launch import data, start
     from launch.rehearsal import attempt, report
     from launch.rehearsal.screen import Screen
 
+    config, _ = start.with_stand_ins(config)
     channels = data.channels(config)
     _refuse_what_is_in_s3(channels)
     attempt.check_port()
@@ -164,13 +165,14 @@ def _send(
     """Send the job as `submit.py` does; returns the request as it arrived, and an S3 client."""
     import boto3
 
-    from launch import estimator
+    from launch import estimator, runs, start
 
     s3, region = boto3.client("s3"), str(config.aws.region)
     there = {} if region == "us-east-1" else {"LocationConstraint": region}
     located = {"CreateBucketConfiguration": there} if there else {}
     s3.create_bucket(Bucket=str(config.aws.bucket), **located)
-    start_job(config, estimator.open_session(region), channels)
+    session = estimator.open_session(region)
+    start.start_job(config, session, channels, runs.snapshots_uri(config), lambda line: None)
     return arrived[-1], s3
 
 

@@ -8,6 +8,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from training.settings import TrainingSettings, is_directory
 
+# In a pattern, \d and \w would allow the digits and letters of every script.
+_ROLE = r"^arn:aws[a-z\-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/\-]+$"
+_PREFIX = r"^[a-zA-Z0-9_.\-]+(/[a-zA-Z0-9_.\-]+)*$"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -29,10 +32,10 @@ class _Section(BaseModel):
 class Aws(_Section):
     """The account: where the job runs, as whom, and where its files live."""
 
-    region: str | None = Field(default=None, pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
-    role: str | None = Field(default=None, pattern=r"^arn:aws[a-z\-]*:iam::\d{12}:role/.+$")
+    region: str | None = Field(default=None, pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$")
+    role: str | None = Field(default=None, pattern=_ROLE)
     bucket: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]$")
-    prefix: str = Field(default="spot-ddp", pattern=r"^[\w.\-]+(/[\w.\-]+)*$")
+    prefix: str = Field(default="spot-ddp", pattern=_PREFIX)
     subnets: tuple[str, ...] = ()
     security_group_ids: tuple[str, ...] = ()
     kms_key: str | None = None  # encrypts what the job writes to S3

@@ -1,95 +1,31 @@
 """Start a job: `python launch/submit.py` builds the request of config/default.yaml and sends it."""
 
 import argparse
-import datetime
 import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # the clone, not its folder launch/
 
-from launch.errors import DONE, Failed, Refused, exit_code_of
+from launch.errors import DONE, Failed, Refused, exit_code_of, one_line
 
 if TYPE_CHECKING:  # imported late otherwise: --help must not wait for the SDK
     from sagemaker import Session
 
     from launch.data import Channel
     from launch.schema import JobConfig
-
-STAND_INS = {
-    "region": "us-east-1",
-    "role": "arn:aws:iam::000000000000:role/set-aws.role",
-    "bucket": "set-aws.bucket",
-}
-
-
-@dataclass(frozen=True)
-class Started:
-    """A job that SageMaker accepted."""
-
-    job_name: str
-    region: str
-    snapshots: str
-
-    @property
-    def console(self) -> str:
-        """The job's page in the AWS console."""
-        return (
-            f"https://{self.region}.console.aws.amazon.com/sagemaker/home"
-            f"?region={self.region}#/jobs/{self.job_name}"
-        )
+    from launch.start import Started
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line and start the job, or print its request."""
+    """Parse the command line and start the job, or print what was asked for."""
     options = _parser().parse_args(arguments)
     return exit_code_of(lambda: _run(options))
-
-
-def start_job(config: "JobConfig", session: "Session", channels: "Sequence[Channel]") -> Started:
-    """Upload data and code and start the job. The one way a request is made, rehearsals included.
-
-    `config` names its bucket and role. Raises Refused before anything is uploaded if the SDK does
-    not accept the job.
-    """
-    from launch import data, estimator, source
-
-    bucket = str(config.aws.bucket)
-    inputs = {channel.name: channel.uri(config, bucket) for channel in channels}
-    now = datetime.datetime.now(datetime.UTC)
-    job_name = f"{config.run_name}-{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03d}"
-    with source.staged() as folder:
-        job = estimator.build(config, session, folder)
-        for channel in channels:
-            data.upload(channel, inputs[channel.name], session.boto_session.client("s3"))
-        estimator.start(job, inputs, config.data.input_mode, job_name)
-    return Started(job_name, session.boto_region_name, estimator.snapshot_uri(config))
-
-
-def request_of(config: "JobConfig") -> dict[str, Any]:
-    """The CreateTrainingJob request of `config`, with nothing read from or sent to AWS."""
-    from launch import data, environment
-
-    requests: list[dict[str, Any]] = []
-    channels = data.channels(config)
-    with environment.replaced(environment.NO_ACCOUNT):
-        from launch import estimator  # the SDK reads the AWS configuration when it is imported
-
-        start_job(config, estimator.recording_session(str(config.aws.region), requests), channels)
-    return requests[0]
-
-
-def with_stand_ins(config: "JobConfig") -> "tuple[JobConfig, list[str]]":
-    """Fill in what only an account knows; returns the names of what was filled in."""
-    missing = {n: v for n, v in STAND_INS.items() if getattr(config.aws, n) is None}
-    filled = config.model_copy(update={"aws": config.aws.model_copy(update=missing)})
-    return filled, list(missing)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,9 +34,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_config_options(parser, "config/default.yaml")
     parser.add_argument(
+        "--from-scratch",
+        action="store_true",
+        help="start the run again from step 0, in a new snapshot prefix; nothing is deleted",
+    )
+    parser.add_argument(
+        "--skip-preflight",
+        action="store_true",
+        help="do not ask AWS first whether the job can run",
+    )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--dry-run",
         action="store_true",
         help="print the exact request as JSON and touch nothing; needs no account",
+    )
+    instead.add_argument(
+        "--print-iam-policy",
+        action="store_true",
+        help="print the least that the execution role and you need, for this job",
     )
     return parser
 
@@ -131,15 +83,34 @@ def load_config(options: argparse.Namespace, default: str) -> "JobConfig":
 
 
 def _run(options: argparse.Namespace) -> int:
-    config = load_config(options, "config/default.yaml")
+    config = _with_region(load_config(options, "config/default.yaml"))
     if options.dry_run:
-        config, missing = with_stand_ins(_with_region(config))
-        for name in missing:
-            print(f"note: aws.{name} is not set; the request shows a stand-in", file=sys.stderr)
-        print(json.dumps(request_of(config), indent=2))
+        _print_request(config)
+    elif options.print_iam_policy:
+        _print_policies(config)
     else:
-        print(_summary(_start_on_aws(config), options))
+        print(_summary(_start_on_aws(config, options), options))
     return DONE
+
+
+def _print_request(config: "JobConfig") -> None:
+    from launch import source, start
+
+    config, missing = start.with_stand_ins(config)
+    for name in missing:
+        _say(f"note: aws.{name} is not set; the request shows a stand-in")
+    request = start.request_of(config)
+    _say(source.table(source.files()))
+    print(json.dumps(request, indent=2))
+
+
+def _print_policies(config: "JobConfig") -> None:
+    from launch import iam, start
+
+    config, missing = start.with_stand_ins(config)
+    for name in missing:
+        _say(f"note: aws.{name} is not set; the policies show a stand-in")
+    print(json.dumps(iam.policies(config), indent=2))
 
 
 def _with_region(config: "JobConfig") -> "JobConfig":
@@ -147,79 +118,117 @@ def _with_region(config: "JobConfig") -> "JobConfig":
     import boto3
     from botocore.exceptions import BotoCoreError
 
+    from launch.start import with_aws
+
     region = config.aws.region or os.environ.get("AWS_REGION")
     try:
         region = region or boto3.Session().region_name
     except BotoCoreError:
         region = None  # a broken configuration is told where an account is needed
-    return config.model_copy(update={"aws": config.aws.model_copy(update={"region": region})})
+    return with_aws(config, region=region)
 
 
-def _start_on_aws(config: "JobConfig") -> Started:
-    import boto3
+def _start_on_aws(config: "JobConfig", options: argparse.Namespace) -> "Started":
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
-    config = _with_region(config)
-    problems = _missing(config)
-    try:
-        if boto3.Session().get_credentials() is None:
-            problems.append("no AWS credentials were found; type `aws configure`, set AWS_PROFILE")
-    except BotoCoreError as error:
-        problems.append(f"the AWS configuration cannot be used: {_one_line(error)}")
-    from launch import data
-
-    try:
-        channels = data.channels(config)
-    except Refused as error:
-        problems += error.problems
-    if problems:
-        raise Refused(problems)
-    from launch import estimator
+    channels = _refuse_without_asking(config)
+    from launch import estimator, runs, start
 
     try:
         session = estimator.open_session(str(config.aws.region))
-        config = _with_bucket(config, session)
+        bucket = config.aws.bucket or session.default_bucket()
     except (Boto3Error, BotoCoreError, ClientError) as error:
-        raise Refused(f"AWS does not let us in: {_one_line(error)}") from error
+        raise Refused(f"AWS does not let us in: {one_line(error)}") from error
+    config = start.with_aws(config, bucket=bucket)
+    snapshots = _preflight(config, channels, session, options)
     try:
-        return start_job(config, session, channels)
+        if options.from_scratch:
+            runs.claim(session.boto_session.client("s3"), snapshots)
+        return start.start_job(config, session, channels, snapshots, _say)
     except (Boto3Error, BotoCoreError, ClientError) as error:
-        raise Failed(f"AWS did not start the job: {_one_line(error)}") from error
+        raise Failed(f"AWS did not start the job: {one_line(error)}") from error
 
 
-def _missing(config: "JobConfig") -> list[str]:
+def _refuse_without_asking(config: "JobConfig") -> "list[Channel]":
+    """The job's data channels, if nothing is wrong that can be seen from here. Raises Refused."""
+    from launch import data, source
+
     problems = []
     if config.aws.region is None:
         problems.append("aws.region is not set; type --set aws.region=us-east-1, or set AWS_REGION")
     if config.aws.role is None:
         problems.append(
             "aws.role is not set; give the execution role's ARN: "
-            "--set aws.role=arn:aws:iam::123456789012:role/name (the README shows its policy)"
+            "--set aws.role=arn:aws:iam::123456789012:role/name (the README says how to make one)"
         )
-    return problems
+    problems += _credential_problems()
+    channels: list[Channel] = []
+    looks: list[Callable[[], Any]] = [lambda: channels.extend(data.channels(config)), source.files]
+    for look in looks:
+        try:
+            look()
+        except Refused as error:
+            problems += error.problems
+    if problems:
+        raise Refused(problems)
+    return channels
 
 
-def _with_bucket(config: "JobConfig", session: "Session") -> "JobConfig":
-    """The configuration with its bucket, which must answer; null means the account's default."""
-    from botocore.exceptions import ClientError
+def _credential_problems() -> list[str]:
+    import boto3
+    from botocore.exceptions import BotoCoreError
 
-    bucket = config.aws.bucket or session.default_bucket()
     try:
-        session.boto_session.client("s3").head_bucket(Bucket=bucket)
-    except ClientError as error:
-        raise Refused(
-            f"aws.bucket is {bucket!r}, which does not answer ({_one_line(error)}); create it in "
-            f"{config.aws.region}, or name one that your credentials may use"
-        ) from error
-    return config.model_copy(update={"aws": config.aws.model_copy(update={"bucket": bucket})})
+        if boto3.Session().get_credentials() is None:
+            return ["no AWS credentials were found; type `aws configure`, or set AWS_PROFILE"]
+    except BotoCoreError as error:
+        return [f"the AWS configuration cannot be used: {one_line(error)}"]
+    return []
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _preflight(
+    config: "JobConfig",
+    channels: "Sequence[Channel]",
+    session: "Session",
+    options: argparse.Namespace,
+) -> str:
+    """The job's snapshot prefix, if AWS and the run itself have nothing against it.
+
+    Raises Refused with everything that has.
+    """
+    from rich.console import Console
+
+    from launch import preflight, runs
+
+    console = Console(stderr=True)
+    s3 = session.boto_session.client("s3")
+    unlisted: Refused | None = None
+    try:
+        snapshots = runs.current_uri(s3, config, from_scratch=options.from_scratch)
+    except Refused as error:
+        snapshots, unlisted = runs.snapshots_uri(config), error
+    if not options.skip_preflight:
+        checks = preflight.check(config, snapshots, channels, session.boto_session)
+        console.print(preflight.table(checks))
+        if problems := preflight.problems(checks):
+            raise Refused(problems)
+    if unlisted:
+        raise unlisted
+    verdict = runs.judge(s3, snapshots, config)
+    _say(verdict.text)
+    if verdict.differing:
+        console.print(runs.table(verdict))
+    if verdict.problems:
+        raise Refused(verdict.problems)
+    return snapshots
 
 
-def _summary(started: Started, options: argparse.Namespace) -> str:
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _summary(started: "Started", options: argparse.Namespace) -> str:
     again = ["python", "launch/submit.py"]
     again += ["--config", str(options.config)] if options.config else []
     again += [part for override in options.overrides for part in ("--set", override)]

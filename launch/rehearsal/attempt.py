@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from launch.errors import Failed, Refused
 from launch.rehearsal.container import TOOLKIT_PORT, Means
 from launch.rehearsal.instance import Instance, port_is_free
-from training.snapshots.files import candidates, data_name, manifest_name
+from training.snapshots.manifest import candidates, data_name, manifest_name
 
 RECLAIM, COMPLETED, FAILED = "reclaim", "completed", "failed"
 SILENCE_SECONDS = 180.0

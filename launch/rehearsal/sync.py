@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from training.snapshots.files import TEMPORARY
+from training.snapshots.manifest import TEMPORARY
 
 _SECONDS_BETWEEN_PASSES = 0.1
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from launch import config as job_config
-from launch import data, estimator, submit
+from launch import data, estimator, runs, start
 from launch.rehearsal.aws import loopback_aws
 
 ACCOUNT = {
@@ -39,12 +39,12 @@ def aws():
 def send(aws, values):
     """Start a job, with `section.key=value` overrides; returns the request as it arrived."""
 
-    def start(*overrides):
+    def submit(*overrides):
         for override in overrides:
             job_config._apply(values, override)
         config = job_config.validate(values)
         session = estimator.open_session("us-east-1")
-        submit.start_job(config, session, data.channels(config))
+        start.start_job(config, session, data.channels(config), runs.snapshots_uri(config), print)
         return aws.requests[-1]
 
-    return start
+    return submit

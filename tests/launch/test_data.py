@@ -1,6 +1,9 @@
 """Data is read whole or refused, and uploaded once."""
 
+import io
 import os
+import subprocess
+import sys
 
 import boto3
 import pytest
@@ -97,3 +100,78 @@ def test_the_sample_is_text_that_every_machine_has(job):
     ((name, content),) = channel.files.items()
     assert os.path.splitext(name)[1] == ".txt"
     assert len(content) > 300_000
+
+
+class Terminal(io.StringIO):
+    """A stream that a person looks at."""
+
+    def isatty(self):
+        return True
+
+
+def test_on_a_terminal_the_bytes_are_shown(job, folder, aws, monkeypatch, capsys):
+    (folder / "big.bin").write_bytes(b"x" * 2_500_000)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    (channel,) = data.channels(job(train=folder))
+    assert data.upload(channel, channel.uri(job(), "my-bucket"), boto3.client("s3")) == 3
+    assert "data.train" in terminal.getvalue()
+    assert "2.5/2.5 MB" in terminal.getvalue()
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert data.upload(channel, channel.uri(job(), "my-bucket"), boto3.client("s3")) == 0
+    assert terminal.getvalue() == ""
+    assert capsys.readouterr().out == ""
+
+
+def test_the_samples_bytes_are_shown_too(job, aws, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    (channel,) = data.channels(job(train="sample"))
+    assert data.upload(channel, channel.uri(job(), "my-bucket"), boto3.client("s3")) == 1
+    size = len(channel.files["python-topics.txt"])
+    shown = f"{size / 1000:.1f}"
+    assert f"{shown}/{shown} kB" in terminal.getvalue()
+
+
+def test_where_nobody_looks_nothing_is_shown(job, folder, aws, capsys):
+    (channel,) = data.channels(job(train=folder))
+    assert data.upload(channel, channel.uri(job(), "my-bucket"), boto3.client("s3")) == 2
+    assert capsys.readouterr() == ("", "")
+
+
+def test_reading_the_channels_does_not_wait_for_the_progress_bar():
+    code = "import sys; from launch import data; print('rich' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "False\n"
+
+
+@pytest.mark.parametrize("train", ["sample", "folder"])
+def test_what_is_uploaded_is_encrypted_with_the_key_that_is_set(job, folder, aws, train):
+    s3 = boto3.client("s3")
+    (channel,) = data.channels(job(train=folder if train == "folder" else train))
+    uri = channel.uri(job(), "my-bucket")
+    assert data.upload(channel, uri, s3, kms_key="my-key") == len(channel.files)
+    for name in channel.files:
+        key = uri.removeprefix("s3://my-bucket/") + name
+        head = s3.head_object(Bucket="my-bucket", Key=key)
+        assert head["ServerSideEncryption"] == "aws:kms"
+        assert head["SSEKMSKeyId"].endswith("my-key")
+
+
+def test_without_a_key_the_bucket_decides_about_encryption(job, aws):
+    s3 = boto3.client("s3")
+    (channel,) = data.channels(job(train="sample"))
+    uri = channel.uri(job(), "my-bucket")
+    data.upload(channel, uri, s3)
+    key = uri.removeprefix("s3://my-bucket/") + "python-topics.txt"
+    assert "SSEKMSKeyId" not in s3.head_object(Bucket="my-bucket", Key=key)
+
+
+def test_a_person_is_told_what_became_of_each_channel(job, folder):
+    (channel,) = data.channels(job(train=folder))
+    assert data.outcome(channel, 2) == "data.train was uploaded (2 of 2 files)"
+    assert data.outcome(channel, 0) == "data.train is already uploaded (2 files)"
+    (channel,) = data.channels(job(train="sample"))
+    assert data.outcome(channel, 1) == "data.train was uploaded (1 of 1 file)"
+    (channel,) = data.channels(job(train="s3://their-bucket/text"))
+    assert data.outcome(channel, 0) == "data.train stays where it is, s3://their-bucket/text/"

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from sagemaker.config.config_schema import SAGEMAKER_PYTHON_SDK_CONFIG_SCHEMA
 
-from launch import config, estimator, submit
+from launch import config, estimator, start
 from launch.errors import Refused
 from training.metrics import METRIC_DEFINITIONS
 from training.settings import TrainingSettings
@@ -111,7 +111,7 @@ def test_an_image_is_taken_as_it_is(send):
 
 def test_the_dry_run_prints_what_would_arrive(send, values):
     arrived = send()
-    dry = submit.request_of(config.validate(values))
+    dry = start.request_of(config.validate(values))
     assert dry["TrainingJobName"] != arrived["TrainingJobName"]
     renamed = json.dumps(dry).replace(dry["TrainingJobName"], arrived["TrainingJobName"])
     assert json.loads(renamed) == arrived
@@ -147,7 +147,7 @@ def test_the_second_submit_uploads_no_data(send, monkeypatch):
 
     sent = []
     upload = data.upload
-    monkeypatch.setattr(data, "upload", lambda *args: sent.append(upload(*args)))
+    monkeypatch.setattr(data, "upload", lambda *args: sent.append(upload(*args)) or sent[-1])
     first, second = send(), send()
     assert sent == [1, 0]
     assert first["InputDataConfig"] == second["InputDataConfig"]

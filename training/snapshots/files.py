@@ -1,4 +1,4 @@
-"""The bytes of a snapshot: names, manifest, digests, atomic write, verification, pruning.
+"""The bytes of a snapshot: digests, atomic write, verification, pruning.
 
 A snapshot exists when its manifest exists and the data file's bytes match it. Whatever else lies in
 the directory is not a snapshot. Nothing here knows torch.distributed, or that there are other
@@ -11,81 +11,25 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast, get_origin
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 
-FORMAT = 1
+from training.snapshots.manifest import FORMAT as FORMAT
+from training.snapshots.manifest import TEMPORARY as TEMPORARY
+from training.snapshots.manifest import Manifest as Manifest
+from training.snapshots.manifest import NotASnapshot as NotASnapshot
+from training.snapshots.manifest import candidates as candidates
+from training.snapshots.manifest import data_name as data_name
+from training.snapshots.manifest import differences as differences
+from training.snapshots.manifest import manifest_name as manifest_name
+
 CHUNK_BYTES = 16 * 2**20
-# SageMaker's sync agent leaves files with this in their name alone; AWS's own containers write
-# their temporary files so.
-TEMPORARY = ".sagemaker-ignore"
-_NAME = re.compile(r"step-(\d{10})\.(pt|json)")
 
 State = dict[str, Any]
-
-
-class NotASnapshot(Exception):
-    """This candidate cannot be resumed from; the text says what is wrong with it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """What a snapshot says about itself, in `step-….json` beside its data file."""
-
-    format: int
-    run_name: str
-    step: int
-    samples_seen: int
-    world_size: int
-    saved_at: str
-    bytes: int
-    digests: dict[str, Any]
-    settings: dict[str, Any]
-    versions: dict[str, Any]
-    attempt: int = 1
-    dataset_samples: int = 0
-    optimizer: str = ""
-
-    @classmethod
-    def read(cls, path: Path) -> "Manifest":
-        """Read a manifest; unknown keys are ignored. Raises NotASnapshot if it is not one."""
-        try:
-            values = json.loads(path.read_text())
-            known = {f.name: get_origin(f.type) or f.type for f in dataclasses.fields(cls)}
-            manifest = cls(**{k: v for k, v in values.items() if k in known})
-        except Exception as error:
-            raise NotASnapshot(f"manifest cannot be read ({type(error).__name__})") from error
-        for name, kind in known.items():
-            value = getattr(manifest, name)
-            if not isinstance(value, cast("type", kind)) or isinstance(value, bool):
-                raise NotASnapshot(f"manifest has {name} = {value!r}")
-        if manifest.format != FORMAT:
-            raise NotASnapshot(f"format {manifest.format}; this code reads {FORMAT}")
-        if path.name != manifest_name(manifest.step):
-            raise NotASnapshot(f"manifest is of step {manifest.step}")
-        return manifest
-
-
-def data_name(step: int) -> str:
-    """The name of the data file of `step`."""
-    return f"step-{step:010d}.pt"
-
-
-def manifest_name(step: int) -> str:
-    """The name of the manifest of `step`."""
-    return f"step-{step:010d}.json"
-
-
-def candidates(names: Iterable[str]) -> list[int]:
-    """The steps that have a data file, a manifest or both among `names`, newest first."""
-    steps = {int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
-    return sorted(steps, reverse=True)
 
 
 def write(directory: Path, state: State, **described: Any) -> Manifest:
@@ -179,16 +123,6 @@ def looks_whole(directory: Path, step: int, run_name: str) -> bool:
     except (NotASnapshot, OSError):
         return False
     return manifest.run_name == run_name and size == manifest.bytes
-
-
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """The settings that differ, as `name: theirs there, ours here`."""
-    names = sorted(ours.keys() | theirs.keys())
-    return [
-        f"{n}: {theirs.get(n, 'absent')} in the snapshot, {ours.get(n, 'absent')} now"
-        for n in names
-        if ours.get(n) != theirs.get(n)
-    ]
 
 
 def prune(directory: Path, run_name: str, whole: Sequence[int], kept: int) -> list[int]:
