@@ -199,7 +199,7 @@ def _preflight(
     """
     from rich.console import Console
 
-    from launch import preflight, runs
+    from launch import preflight, runs, verdict
 
     console = Console(stderr=True)
     s3 = session.boto_session.client("s3")
@@ -215,12 +215,12 @@ def _preflight(
             raise Refused(problems)
     if unlisted:
         raise unlisted
-    verdict = runs.judge(s3, snapshots, config)
-    _say(verdict.text)
-    if verdict.differing:
-        console.print(runs.table(verdict))
-    if verdict.problems:
-        raise Refused(verdict.problems)
+    found = verdict.judge(s3, snapshots, config)
+    if found.differing:
+        console.print(verdict.table(found))
+    if found.problems:
+        raise Refused(found.problems)
+    _say(f"{config.run_name} {found.text}")
     return snapshots
 
 

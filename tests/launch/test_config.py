@@ -98,6 +98,7 @@ def test_max_wait_does_not_matter_without_spot(values):
 def test_overrides_are_typed_by_the_schema(values):
     for override in (
         "compute.framework_version=2.10",
+        "compute.image_uri=pytorch-training:2.8.0-cpu-py312",
         "compute.instance_count=4",
         "spot.enabled=false",
         "training.learning_rate=3e-4",

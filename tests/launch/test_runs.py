@@ -15,6 +15,7 @@ from rich.console import Console
 
 from launch import config as job_config
 from launch import runs
+from launch import verdict as verdicts
 from launch.errors import Refused
 from training.snapshots.manifest import data_name, manifest_name
 
@@ -81,15 +82,17 @@ def only_problem(verdict):
 
 
 def test_an_empty_prefix_starts_fresh(s3, config):
-    assert runs.judge(s3, URI, config) == runs.Verdict(kind="fresh", uri=URI, text="starts fresh")
+    assert verdicts.judge(s3, URI, config) == verdicts.Verdict(
+        kind="fresh", uri=URI, text="starts fresh"
+    )
 
 
 def test_whole_snapshots_with_the_same_settings_resume_at_the_newest(s3, config, put):
     saved_at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=14, seconds=5)
     put(100)
     put(120, saved_at=saved_at.isoformat())
-    verdict = runs.judge(s3, URI, config)
-    assert verdict == runs.Verdict(
+    verdict = verdicts.judge(s3, URI, config)
+    assert verdict == verdicts.Verdict(
         kind="resumes",
         uri=URI,
         text="resumes at step 120 (saved 14 min ago)",
@@ -109,29 +112,29 @@ def test_whole_snapshots_with_the_same_settings_resume_at_the_newest(s3, config,
     ],
 )
 def test_the_age_of_a_snapshot_is_said_in_the_unit_that_a_person_would_take(ago, said):
-    assert runs._ago(datetime.datetime.now(datetime.UTC) - datetime.timedelta(**ago)) == said
+    assert verdicts._ago(datetime.datetime.now(datetime.UTC) - datetime.timedelta(**ago)) == said
 
 
 def test_a_time_without_a_zone_is_utc_and_one_that_is_none_is_left_out(s3, config, put):
     put(120, saved_at="2026-01-01T00:00:00")
-    assert runs.judge(s3, URI, config).saved_at == datetime.datetime(
+    assert verdicts.judge(s3, URI, config).saved_at == datetime.datetime(
         2026, 1, 1, tzinfo=datetime.UTC
     )
     put(130, saved_at="yesterday")
-    verdict = runs.judge(s3, URI, config)
+    verdict = verdicts.judge(s3, URI, config)
     assert (verdict.text, verdict.saved_at) == ("resumes at step 130", None)
 
 
 def test_settings_that_may_change_do_not_hinder(s3, values, put):
     put(120)
     values["training"].update(snapshot_seconds=60, total_steps=9000, log_every=1)
-    assert runs.judge(s3, URI, job_config.validate(values)).step == 120
+    assert verdicts.judge(s3, URI, job_config.validate(values)).step == 120
 
 
 def test_other_fixed_settings_are_refused_with_what_differs_and_both_ways_out(s3, values, put):
     put(120)
     values["training"].update(learning_rate=0.001, seed=7)
-    verdict = runs.judge(s3, URI, job_config.validate(values))
+    verdict = verdicts.judge(s3, URI, job_config.validate(values))
     assert only_problem(verdict) == (
         "step-0000000120.pt of the run 'shakespeare' was written with other settings "
         "(learning_rate: 0.0006 in the snapshot, 0.001 now; seed: 0 in the snapshot, 7 now); "
@@ -140,7 +143,7 @@ def test_other_fixed_settings_are_refused_with_what_differs_and_both_ways_out(s3
         "deletes nothing"
     )
     console = Console(file=io.StringIO(), width=80)
-    console.print(runs.table(verdict))
+    console.print(verdicts.table(verdict))
     rows = [line.strip("│ ").split("│") for line in console.file.getvalue().splitlines()]
     cells = [[cell.strip() for cell in row] for row in rows if len(row) == 3]
     assert cells == [["training.learning_rate", "0.0006", "0.001"], ["training.seed", "0", "7"]]
@@ -148,7 +151,7 @@ def test_other_fixed_settings_are_refused_with_what_differs_and_both_ways_out(s3
 
 def test_a_finished_run_is_refused_with_how_to_extend_it(s3, config, put):
     put(5000)
-    problem = only_problem(runs.judge(s3, URI, config))
+    problem = only_problem(verdicts.judge(s3, URI, config))
     assert problem.startswith(
         "training.total_steps is 5000 and the run 'shakespeare' has reached step 5000: it is "
         "finished; to go on, type --set training.total_steps=10000 or any number above 5000, or "
@@ -158,7 +161,7 @@ def test_a_finished_run_is_refused_with_how_to_extend_it(s3, config, put):
 def test_a_finished_run_with_other_settings_is_told_both_at_once(s3, values, put):
     put(5000)
     values["training"]["seed"] = 7
-    verdict = runs.judge(s3, URI, job_config.validate(values))
+    verdict = verdicts.judge(s3, URI, job_config.validate(values))
     assert ["other settings" in verdict.problems[0], "finished" in verdict.problems[1]] == [
         True
     ] * 2
@@ -167,7 +170,7 @@ def test_a_finished_run_with_other_settings_is_told_both_at_once(s3, values, put
 def test_a_torn_newest_snapshot_leaves_the_older_one(s3, config, put):
     put(100)
     put(120, size=2)
-    verdict = runs.judge(s3, URI, config)
+    verdict = verdicts.judge(s3, URI, config)
     assert verdict.step == 100
     assert verdict.text.endswith("passes over step-0000000120.pt (2 bytes instead of 3)")
 
@@ -186,14 +189,14 @@ def test_a_torn_newest_snapshot_leaves_the_older_one(s3, config, put):
 def test_what_is_not_whole_is_passed_over_for_its_reason(s3, config, put, broken, reason):
     put(100)
     put(120, **broken)
-    verdict = runs.judge(s3, URI, config)
+    verdict = verdicts.judge(s3, URI, config)
     assert verdict.step == 100
     assert verdict.text.endswith(f"; passes over step-0000000120.pt ({reason})")
 
 
 def test_another_runs_snapshots_alone_are_refused(s3, config, put):
     put(120, run_name="hamlet")
-    problem = only_problem(runs.judge(s3, URI, config))
+    problem = only_problem(verdicts.judge(s3, URI, config))
     assert problem.startswith(
         f"{URI} holds snapshots that the run 'shakespeare' cannot go on with: snapshots of other "
         f"runs are there: step-0000000120.pt (of the run 'hamlet'); give the run another name"
@@ -203,19 +206,19 @@ def test_another_runs_snapshots_alone_are_refused(s3, config, put):
 def test_another_runs_newer_snapshot_does_not_hide_ours(s3, config, put):
     put(100)
     put(120, run_name="hamlet")
-    assert runs.judge(s3, URI, config).step == 100
+    assert verdicts.judge(s3, URI, config).step == 100
 
 
 def test_another_runs_snapshot_where_our_last_one_would_go_is_refused(s3, config, put):
     put(100)
     put(5000, run_name="hamlet")
-    assert "of the run 'hamlet'" in only_problem(runs.judge(s3, URI, config))
+    assert "of the run 'hamlet'" in only_problem(verdicts.judge(s3, URI, config))
 
 
 def test_snapshots_of_which_none_is_whole_are_refused_by_name(s3, config, put):
     put(100, size=2)
     put(120, manifest="{")
-    problem = only_problem(runs.judge(s3, URI, config))
+    problem = only_problem(verdicts.judge(s3, URI, config))
     assert (
         "none of this run's snapshots is whole: step-0000000120.pt (manifest cannot be read "
         "(JSONDecodeError)), step-0000000100.pt (2 bytes instead of 3); give the run"
@@ -225,7 +228,7 @@ def test_snapshots_of_which_none_is_whole_are_refused_by_name(s3, config, put):
 def test_of_many_damaged_snapshots_five_are_named_and_the_rest_counted(s3, config, put):
     for step in range(1, 8):
         put(step, size=2)
-    problem = only_problem(runs.judge(s3, URI, config))
+    problem = only_problem(verdicts.judge(s3, URI, config))
     assert problem.count("step-") == 5
     assert "step-0000000003.pt (2 bytes instead of 3) and 2 more;" in problem
 
@@ -233,20 +236,20 @@ def test_of_many_damaged_snapshots_five_are_named_and_the_rest_counted(s3, confi
 @pytest.mark.parametrize("half", [{"manifest": False}, {"data": False}])
 def test_half_a_pair_of_the_first_attempt_is_only_an_unfinished_delivery(s3, config, put, half):
     put(120, **half)
-    verdict = runs.judge(s3, URI, config)
+    verdict = verdicts.judge(s3, URI, config)
     assert verdict.kind == "fresh"
     assert verdict.text.startswith("starts fresh; only what was delivered in part: step-0000000120")
 
 
 def test_half_a_pair_of_a_later_attempt_is_lost_work(s3, config, put):
     put(120, data=False, attempt=2)
-    assert "step-0000000120.pt (no data file)" in only_problem(runs.judge(s3, URI, config))
+    assert "step-0000000120.pt (no data file)" in only_problem(verdicts.judge(s3, URI, config))
 
 
 def test_stray_names_are_no_snapshots(s3, config):
     for name in ("step-12.pt", "step-0000000120.pt.sagemaker-uploaded", "old/step-0000000120.pt"):
         s3.put_object(Bucket="my-bucket", Key=f"{HOME}snapshots/{name}", Body=b"x")
-    assert runs.judge(s3, URI, config).text == "starts fresh"
+    assert verdicts.judge(s3, URI, config).text == "starts fresh"
 
 
 def test_another_run_whose_name_begins_alike_is_not_seen(s3, config, put):
@@ -261,7 +264,7 @@ def test_five_thousand_objects_take_six_lists_and_one_manifest(s3, config, put, 
     put(2500)
     requests.clear()
     uri = runs.current_uri(s3, config, from_scratch=False)
-    assert runs.judge(s3, uri, config).step == 2500
+    assert verdicts.judge(s3, uri, config).step == 2500
     assert requests == ["ListObjectsV2"] * 6 + ["GetObject"]
 
 
@@ -274,7 +277,7 @@ def test_only_as_many_manifests_are_read_as_it_takes(s3, config, put, requests):
     for step, size in ((10, 3), (20, 3), (30, 2), (40, 2)):
         put(step, size=size)
     requests.clear()
-    assert runs.judge(s3, URI, config).step == 20
+    assert verdicts.judge(s3, URI, config).step == 20
     assert requests == ["ListObjectsV2"] + ["GetObject"] * 3
 
 
@@ -287,7 +290,7 @@ def test_a_manifest_that_vanishes_after_the_listing_is_no_snapshot(s3, config, p
         s3.delete_object(Bucket="my-bucket", Key=gone)
 
     s3.meta.events.register_first("before-call.s3.GetObject", delete)
-    verdict = runs.judge(s3, URI, config)
+    verdict = verdicts.judge(s3, URI, config)
     assert verdict.step == 100
     assert "the manifest was deleted meanwhile" in verdict.text
 
@@ -300,7 +303,7 @@ def test_a_manifest_that_may_not_be_read_is_told_in_a_sentence(s3, config, put):
 
     s3.meta.events.register("before-call.s3.GetObject", deny)
     with pytest.raises(Refused, match=r"snapshots/ cannot be read \(.*AccessDenied.*aws\.bucket"):
-        runs.judge(s3, URI, config)
+        verdicts.judge(s3, URI, config)
 
 
 def test_a_bucket_that_is_missing_is_told_in_a_sentence(s3, values):
@@ -325,8 +328,8 @@ def test_from_scratch_moves_on_and_stays_there_before_the_first_snapshot(s3, con
     assert runs.current_uri(s3, config, from_scratch=False) == URI  # nothing has happened yet
     runs.claim(s3, second)
     assert runs.current_uri(s3, config, from_scratch=False) == second
-    assert runs.judge(s3, second, config).text == "starts fresh"
-    assert runs.judge(s3, URI, config).step == 120
+    assert verdicts.judge(s3, second, config).text == "starts fresh"
+    assert verdicts.judge(s3, URI, config).step == 120
 
 
 def test_from_scratch_twice_moves_on_only_once_there_is_something_to_leave(s3, config, put):
