@@ -116,12 +116,13 @@ def test_the_command_without_the_toolkit_is_the_toolkits_own(tmp_path):
 
 def test_a_job_that_fails_is_told_with_its_own_words_and_exit_1(tmp_path):
     out = tmp_path / "report"
-    odd = ["--set", "training.global_batch_size=5", "--set", "training.micro_batch_size=0"]
-    done = rehearse("--out", out, "--without-toolkit", *odd)
+    (tmp_path / "little").mkdir()
+    (tmp_path / "little" / "text").write_text("x" * 300)
+    done = rehearse("--out", out, "--without-toolkit", "--set", f"data.train={tmp_path}/little")
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr.startswith("error: attempt 1 failed: rank ")
-    assert "global_batch_size is 5, which 2 ranks cannot share" in done.stderr
+    assert "holds 2 samples, fewer than global_batch_size 16" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from launch import config, iam, submit
+from launch import config, iam, start
 from launch.errors import Refused
 
 
@@ -42,6 +42,7 @@ EVERYTHING = (
     "aws.security_group_ids=[sg-1]",
     "aws.kms_key=alias/files",
     "aws.volume_kms_key=1234abcd-12ab-34cd-56ef-1234567890ab",
+    "compute.instance_type=ml.p3.2xlarge",
     "aws.tags={team: vision}",
     "data.train=s3://their-bucket/text/",
 )
@@ -82,7 +83,7 @@ def test_the_roles_files_end_at_the_prefix(policies):
 def test_every_address_in_the_request_is_within_the_roles_rights(policies, values):
     overrides = ("data.validation=s3://their-bucket/text",)
     found = statements(policies(*overrides)["execution_role"])
-    request = submit.request_of(config.validate(values))
+    request = start.request_of(config.validate(values))
     addresses = re.findall(r"s3://([^\"\\]+)", json.dumps(request))
     granted = [
         resource.removeprefix("arn:aws:s3:::")
@@ -197,7 +198,11 @@ def test_an_alias_stands_for_the_key_behind_it(policies, alias):
 
 
 def test_grants_on_the_volumes_key_are_for_aws_alone(policies):
-    found = statements(policies(f"aws.volume_kms_key={KEY}")["execution_role"])
+    found = statements(
+        policies(f"aws.volume_kms_key={KEY}", "compute.instance_type=ml.p3.2xlarge")[
+            "execution_role"
+        ]
+    )
     assert found["EncryptTheVolumes"]["Action"] == ["kms:CreateGrant"]
     assert found["EncryptTheVolumes"]["Resource"] == KEY
     assert found["EncryptTheVolumes"]["Condition"] == {
@@ -285,7 +290,7 @@ def test_every_arn_is_of_the_regions_partition(policies, region, partition):
 
 def test_stand_ins_are_shown_where_nothing_is_set(values):
     values["aws"].update(region=None, role=None, bucket=None)
-    filled, missing = submit.with_stand_ins(config.validate(values))
+    filled, missing = start.with_stand_ins(config.validate(values))
     documents = iam.policies(filled)
     assert missing == ["region", "role", "bucket"]
     text = json.dumps(documents)
