@@ -23,9 +23,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
     A file with `base: other.yaml` is read on top of that file, which lies beside it. Raises Refused
     with all problems at once.
     """
-    values = _read(path)
-    if base := values.pop("base", None):
-        values = _on_top_of(_read(path.parent / str(base)), values)
+    values = _with_bases(path)
     for override in overrides:
         _apply(values, override)
     return validate(values)
@@ -58,6 +56,16 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(values, dict):
         raise Refused(f"{path} holds no settings; see {DEFAULT_CONFIG.relative_to(ROOT)}")
+    return values
+
+
+def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path in above:
+        raise Refused(f"base in {above[-1]} leads back to {path}; name another file, or none")
+    values = _read(path)
+    if base := values.pop("base", None):
+        below = _with_bases(path.parent / str(base), (*above, path))
+        return _on_top_of(below, values)
     return values
 
 

@@ -63,7 +63,8 @@ def container(config: JobConfig) -> Iterator[str]:
         )
 
 
-def volume(config: JobConfig) -> Iterator[str]:
+def volume(config: JobConfig, data_bytes: int = 0) -> Iterator[str]:
+    """`data_bytes` is what input_mode File will download, where that is known."""
     training, size = config.training, config.compute.volume_gb
     if limits.has_local_nvme(config.compute.instance_type):
         return  # its disks have a size of their own
@@ -72,11 +73,13 @@ def volume(config: JobConfig) -> Iterator[str]:
     )
     snapshot, kept = BYTES_PER_PARAMETER * parameters, training.snapshots_kept
     # One more snapshot while the oldest is replaced; the final model, plain and as an archive.
-    needed = math.ceil((snapshot * (kept + 1) + 8 * parameters) / GIB + 1)
+    needed = math.ceil((snapshot * (kept + 1) + 8 * parameters + data_bytes) / GIB + 1)
     if size < needed:
+        data = f"and {data_bytes / GIB:.1f} GiB of data need {needed} GiB"
         yield (
             f"compute.volume_gb is {size}, but {kept + 1} snapshots of {snapshot / GIB:.1f} GiB, "
-            f"the final model and its archive need {needed} GiB before any data: "
+            f"the final model and its archive "
+            f"{data if data_bytes else f'need {needed} GiB before any data'}: "
             f"set compute.volume_gb to {needed} or more"
         )
     if size > limits.LARGEST_VOLUME_GB:
@@ -208,21 +211,34 @@ def requirements_problems(path: Path, config: JobConfig) -> Iterator[str]:
     except (OSError, UnicodeDecodeError) as error:
         yield f"{_place(path)} cannot be read: {getattr(error, 'strerror', None) or 'not text'}"
         return
-    wanted = [line for text in lines if (line := re.sub(r"(^|\s)#.*", "", text).strip())]
+    joined = re.sub(r"\\\n", " ", "\n".join(lines))
+    wanted = [
+        line for text in joined.splitlines() if (line := re.sub(r"(^|\s)#.*", "", text).strip())
+    ]
     if wanted and config.aws.network_isolation:
         yield (
             f"{_place(path)} asks for packages but aws.network_isolation is true, so that none can "
             f"be installed: remove the file, or bring them in an image with compute.image_uri"
         )
     for line in wanted:
+        if re.match(r"-[rce]\b|--(requirement|constraint|editable)\b", line):
+            yield (
+                f"{_place(path)} has {shown(line)}; of all such files only this one reaches the "
+                f"container: write the packages themselves here"
+            )
+        if line.startswith("-"):
+            continue
         name = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", line)[0]).lower()
-        if name in limits.BUNDLED_PACKAGES or name.startswith(limits.BUNDLED_PREFIX):
+        if name in limits.BUNDLED_PACKAGES or re.match(limits.BUNDLED_LIBRARIES, name):
             yield (
                 f"{_place(path)} has {shown(line)}, which would replace the container's own "
                 f"{name}: remove the line, and choose another with compute.framework_version"
             )
         elif not re.fullmatch(
-            r"[\w.-]+\s*(\[[^\]]*\])?\s*(===?\s*[\w.+!-]+|@\s*\S+://\S+)(\s*;.*)?", line, re.ASCII
+            r"[\w.-]+\s*(\[[^\]]*\])?\s*(===?\s*[\w.+!-]+|@\s*\S+://\S+)"
+            r"(\s*;.*?)?(\s+--hash=\S+)*|git\+\S+@[0-9a-f]{7,40}(#\S+)?",
+            line,
+            re.ASCII,
         ):
             yield (
                 f"{_place(path)} has {shown(line)}; a restart could install another version, or "

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import Refused
-from launch.schema import JobConfig
+from launch.schema import JobConfig, encryption
 
 SAMPLE = "sample"
 
@@ -32,6 +32,11 @@ class Channel:
     def uri(self, config: JobConfig, bucket: str) -> str:
         """Where the channel's data lives; always one trailing slash."""
         return self.s3_prefix or f"s3://{bucket}/{config.aws.prefix}/data/{self.address}/"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files that this machine knows of."""
+        return sum(_size(content) for content in self.files.values())
 
 
 def channels(config: JobConfig) -> list[Channel]:
@@ -71,13 +76,13 @@ def upload(channel: Channel, uri: str, s3: Any, kms_key: str | None = None) -> i
         for name, content in channel.files.items()
         if there.get(prefix + name) != _size(content)
     }
-    encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
+    encrypted = encryption(kms_key)
     with _progress(channel.name, missing.values()) as advance:
         for key, content in missing.items():
             if isinstance(content, Path):
-                s3.upload_file(str(content), bucket, key, ExtraArgs=encryption, Callback=advance)
+                s3.upload_file(str(content), bucket, key, ExtraArgs=encrypted, Callback=advance)
             else:
-                s3.put_object(Bucket=bucket, Key=key, Body=content, **encryption)
+                s3.put_object(Bucket=bucket, Key=key, Body=content, **encrypted)
                 advance(len(content))
     return len(missing)
 
@@ -111,7 +116,7 @@ def _progress(name: str, contents: Collection[bytes | Path]) -> Iterator[Callabl
 
 def _channel(name: str, source: str) -> Channel:
     if "://" in source:
-        if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.\-]+/[^/]+(/[^/]+)*/?", source):
+        if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.\-]+(/[^/]+)*/?", source):
             raise Refused(
                 f"data.{name} is {source!r}; an S3 prefix is written as s3://bucket/folder/, "
                 f"with single slashes"

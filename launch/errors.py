@@ -1,5 +1,6 @@
 """How a command ends when it cannot go on: every problem is one sentence, and nothing was done."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 
@@ -34,6 +35,9 @@ def exit_code_of(command: Callable[[], int]) -> int:
     except Failed as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
+    except BrokenPipeError:  # whoever read our output, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED

@@ -75,7 +75,7 @@ OLDEST_FRAMEWORK = (2, 4)
 
 # What the container brings, built against each other and against its driver and NCCL.
 BUNDLED_PACKAGES = {"torch", "torchvision", "torchaudio", "triton", "numpy"}
-BUNDLED_PREFIX = "nvidia-"
+BUNDLED_LIBRARIES = r"nvidia-(cu|nccl|nvjitlink|nvtx|nvshmem)"
 
 # Families whose instances have NVMe disks of their own, which SageMaker uses instead of an EBS
 # volume (API_ResourceConfig: VolumeSizeInGB, VolumeKmsKeyId; EC2 User Guide: instance store).

@@ -18,7 +18,7 @@ from rich.text import Text
 from launch.data import Channel
 from launch.errors import one_line
 from launch.runs import split
-from launch.schema import JobConfig
+from launch.schema import JobConfig, encryption
 from training.snapshots.manifest import TEMPORARY
 
 # A person waits for the answers: an endpoint that is silent (a VPC without one) costs seconds.
@@ -145,7 +145,8 @@ def writable(s3: Any, config: JobConfig) -> Check:
     name = str(config.aws.bucket)
     key = f"{config.aws.prefix}/{config.run_name}/probe-{uuid.uuid4().hex}{TEMPORARY}"
     place = f"s3://{name}/{config.aws.prefix}/"
-    failed = _error_of(lambda: s3.put_object(Bucket=name, Key=key, Body=b"probe"))
+    encrypted = encryption(config.aws.kms_key)
+    failed = _error_of(lambda: s3.put_object(Bucket=name, Key=key, Body=b"probe", **encrypted))
     if failed:
         problem, action = "cannot be written", "s3:PutObject"
     else:

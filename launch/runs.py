@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from launch.errors import Refused, one_line
-from launch.schema import JobConfig
+from launch.schema import JobConfig, encryption
 from training.snapshots import manifest
 
 # Keeps a new prefix in existence until its first snapshot. SageMaker restores it into the container
@@ -22,21 +22,21 @@ def current_uri(s3: Any, config: JobConfig, *, from_scratch: bool) -> str:
     With `from_scratch` it is the next number, unless the current prefix holds nothing yet. Nothing
     is written: see `claim`. Raises Refused if the bucket cannot be listed.
     """
-    with readable(f"s3://{config.aws.bucket}/{_home(config)}"):
+    with readable(home_uri(config)):
         number = max(_numbers(s3, config), default=1)
         if from_scratch and _holds_anything(s3, snapshots_uri(config, number)):
             number += 1
     return snapshots_uri(config, number)
 
 
-def claim(s3: Any, uri: str) -> None:
+def claim(s3: Any, uri: str, kms_key: str | None = None) -> None:
     """Make `uri` exist, so that it stays the run's current prefix from now on.
 
     For a start from scratch, at the moment it really happens; doing it again changes nothing.
     Raises ClientError or BotoCoreError if the marker cannot be written.
     """
     bucket, prefix = split(uri)
-    s3.put_object(Bucket=bucket, Key=prefix + MARKER, Body=b"")
+    s3.put_object(Bucket=bucket, Key=prefix + MARKER, Body=b"", **encryption(kms_key))
 
 
 def split(uri: str) -> tuple[str, str]:
@@ -57,6 +57,11 @@ def readable(uri: str) -> Iterator[None]:
         ) from error
 
 
+def home_uri(config: JobConfig) -> str:
+    """Where everything of a run lives in S3; ends with a slash."""
+    return f"s3://{config.aws.bucket}/{_home(config)}"
+
+
 def _home(config: JobConfig) -> str:
     return f"{config.aws.prefix}/{config.run_name}/"
 
@@ -64,7 +69,7 @@ def _home(config: JobConfig) -> str:
 def snapshots_uri(config: JobConfig, number: int = 1) -> str:
     """The run's snapshot prefix of that number; its slash keeps run-1 from restoring run-10's."""
     name = "snapshots" if number == 1 else f"snapshots-{number}"
-    return f"s3://{config.aws.bucket}/{_home(config)}{name}/"
+    return f"{home_uri(config)}{name}/"
 
 
 def _numbers(s3: Any, config: JobConfig) -> Iterator[int]:

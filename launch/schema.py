@@ -11,6 +11,7 @@ from training.settings import TrainingSettings, is_directory
 # In a pattern, \d and \w would allow the digits and letters of every script.
 _ROLE = r"^arn:aws[a-z\-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/\-]+$"
 _PREFIX = r"^[a-zA-Z0-9_.\-]+(/[a-zA-Z0-9_.\-]+)*$"
+REGION = r"^[a-z]{2,4}(-[a-z]+)+-[0-9]$"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -32,7 +33,7 @@ class _Section(BaseModel):
 class Aws(_Section):
     """The account: where the job runs, as whom, and where its files live."""
 
-    region: str | None = Field(default=None, pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$")
+    region: str | None = Field(default=None, pattern=REGION)
     role: str | None = Field(default=None, pattern=_ROLE)
     bucket: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]$")
     prefix: str = Field(default="spot-ddp", pattern=_PREFIX)
@@ -96,3 +97,8 @@ def readable(seconds: int) -> str:
     """A duration as a person would write it: 86400 → 1d."""
     unit = next(u for u in "dhms" if seconds % _UNITS[u] == 0)
     return f"{seconds // _UNITS[unit]}{unit}"
+
+
+def encryption(kms_key: str | None) -> dict[str, str]:
+    """The arguments with which S3 encrypts what we put; by default, as the bucket says."""
+    return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launch import data, environment, runs, source
+from launch import container_rules, data, environment, runs, source
 from launch.data import Channel
+from launch.errors import Refused
 from launch.schema import JobConfig
 
 if TYPE_CHECKING:
@@ -65,6 +66,14 @@ def start_job(
     return Started(job_name, session.boto_region_name, snapshots)
 
 
+def check_volume(config: JobConfig, channels: Sequence[Channel]) -> None:
+    """Raise Refused if the instances' volumes cannot hold the data that is uploaded from here."""
+    if config.data.input_mode == "File":
+        size = sum(channel.size for channel in channels)
+        if problems := list(container_rules.volume(config, size)):
+            raise Refused(problems)
+
+
 def request_of(config: JobConfig) -> dict[str, Any]:
     """The CreateTrainingJob request of `config`, with nothing read from or sent to AWS.
 
@@ -72,7 +81,9 @@ def request_of(config: JobConfig) -> dict[str, Any]:
     """
     requests: list[dict[str, Any]] = []
     # Without their files, the channels keep their addresses, and nothing is there to upload.
-    channels = [dataclasses.replace(channel, files={}) for channel in data.channels(config)]
+    channels = data.channels(config)
+    check_volume(config, channels)
+    channels = [dataclasses.replace(channel, files={}) for channel in channels]
     with environment.replaced(environment.NO_ACCOUNT):
         from launch import estimator  # the SDK reads the AWS configuration when it is imported
 

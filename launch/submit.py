@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -109,7 +110,7 @@ def _print_policies(config: "JobConfig") -> None:
 
     config, missing = start.with_stand_ins(config)
     for name in missing:
-        _say(f"note: aws.{name} is not set; the policies show a stand-in")
+        _say(f"note: aws.{name} is not set; the policies show a stand-in, so do not apply them")
     print(json.dumps(iam.policies(config), indent=2))
 
 
@@ -118,6 +119,7 @@ def _with_region(config: "JobConfig") -> "JobConfig":
     import boto3
     from botocore.exceptions import BotoCoreError
 
+    from launch.schema import REGION
     from launch.start import with_aws
 
     region = config.aws.region or os.environ.get("AWS_REGION")
@@ -125,6 +127,11 @@ def _with_region(config: "JobConfig") -> "JobConfig":
         region = region or boto3.Session().region_name
     except BotoCoreError:
         region = None  # a broken configuration is told where an account is needed
+    if region and not re.fullmatch(REGION, region):
+        raise Refused(
+            f"the AWS region of your environment is {region!r}; it must look like us-east-1: "
+            f"set AWS_REGION, or type --set aws.region=us-east-1"
+        )
     return with_aws(config, region=region)
 
 
@@ -137,22 +144,28 @@ def _start_on_aws(config: "JobConfig", options: argparse.Namespace) -> "Started"
 
     try:
         session = estimator.open_session(str(config.aws.region))
-        bucket = config.aws.bucket or session.default_bucket()
+        bucket = config.aws.bucket or _default_bucket(session)
     except (Boto3Error, BotoCoreError, ClientError) as error:
         raise Refused(f"AWS does not let us in: {one_line(error)}") from error
     config = start.with_aws(config, bucket=bucket)
     snapshots = _preflight(config, channels, session, options)
     try:
         if options.from_scratch:
-            runs.claim(session.boto_session.client("s3"), snapshots)
+            runs.claim(session.boto_session.client("s3"), snapshots, config.aws.kms_key)
         return start.start_job(config, session, channels, snapshots, _say)
     except (Boto3Error, BotoCoreError, ClientError) as error:
         raise Failed(f"AWS did not start the job: {one_line(error)}") from error
 
 
+def _default_bucket(session: "Session") -> str:
+    """The name of the account's default SageMaker bucket; whether it is there, preflight says."""
+    sts = session.boto_session.client("sts")
+    return f"sagemaker-{session.boto_region_name}-{sts.get_caller_identity()['Account']}"
+
+
 def _refuse_without_asking(config: "JobConfig") -> "list[Channel]":
     """The job's data channels, if nothing is wrong that can be seen from here. Raises Refused."""
-    from launch import data, source
+    from launch import data, source, start
 
     problems = []
     if config.aws.region is None:
@@ -164,7 +177,11 @@ def _refuse_without_asking(config: "JobConfig") -> "list[Channel]":
         )
     problems += _credential_problems()
     channels: list[Channel] = []
-    looks: list[Callable[[], Any]] = [lambda: channels.extend(data.channels(config)), source.files]
+    looks: list[Callable[[], Any]] = [
+        lambda: channels.extend(data.channels(config)),
+        lambda: start.check_volume(config, channels),
+        source.files,
+    ]
     for look in looks:
         try:
             look()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from botocore.exceptions import ClientError
 
-from launch.runs import readable, split
+from launch.runs import home_uri, readable, split
 from launch.schema import JobConfig
 from training.snapshots import manifest
 from training.snapshots.manifest import Manifest, NotASnapshot, data_name, manifest_name
@@ -49,9 +49,10 @@ def judge(s3: Any, uri: str, config: JobConfig) -> Verdict:
     """
     with readable(uri):
         found = _search(s3, uri, config)
-    if found.newest is None:
-        return _none_whole(uri, config, found)
-    return _whole(uri, config, found, found.newest)
+        if found.newest is None:
+            return _none_whole(uri, config, found)
+        exported = found.newest.step < config.training.total_steps or _has_model(s3, config)
+    return _whole(uri, config, found, found.newest, exported=exported)
 
 
 def table(verdict: Verdict) -> "Table":
@@ -152,12 +153,23 @@ def _none_whole(uri: str, config: JobConfig, found: _Found) -> Verdict:
     return _refused(uri, [_cannot_go_on(uri, config, found.foreign, found.damaged | found.half)])
 
 
-def _whole(uri: str, config: JobConfig, found: _Found, newest: Manifest) -> Verdict:
+def _has_model(s3: Any, config: JobConfig) -> bool:
+    """Whether any job of the run has delivered its model."""
+    bucket, prefix = split(f"{home_uri(config)}output/")
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    keys = (item["Key"] for page in pages for item in page.get("Contents", []))
+    return any(key.endswith("/output/model.tar.gz") for key in keys)
+
+
+def _whole(
+    uri: str, config: JobConfig, found: _Found, newest: Manifest, *, exported: bool
+) -> Verdict:
     problems = []
     ours = config.training.fingerprint()
     if differing := manifest.differing(ours, newest.settings):
         problems.append(_other_settings(config, newest))
-    if newest.step >= config.training.total_steps:
+    finished = newest.step >= config.training.total_steps
+    if finished and exported:
         problems.append(_finished(config, newest))
     if config.training.total_steps in found.foreign:
         problems.append(_cannot_go_on(uri, config, found.foreign, {}))
@@ -167,6 +179,7 @@ def _whole(uri: str, config: JobConfig, found: _Found, newest: Manifest) -> Verd
     saved = f" (saved {_ago(saved_at)})" if saved_at else ""
     passed = found.foreign | found.damaged | found.half
     note = f"; passes over {_some(passed)}" if passed else ""
+    note += "; takes no step, and writes the model that no job has delivered" if finished else ""
     return Verdict(
         kind="resumes",
         uri=uri,

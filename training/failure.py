@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,7 @@ def exit_code_of(main: Callable[[], None]) -> int:
     The cause goes into the `failure` file before the process leaves, because the peers only
     notice a failure when it does: the rank that failed first is the one that gets to explain.
     """
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        _failure_file().unlink(missing_ok=True)  # an earlier attempt's, on a disk that was kept
+    _forget_earlier_attempt()
     try:
         main()
     except Exception as error:
@@ -53,6 +53,19 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, (TrainingError, SettingsError)):
         return str(error)
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _forget_earlier_attempt() -> None:
+    """Remove the `failure` file that an earlier attempt left on a disk that was kept.
+
+    A rank of this attempt may have failed already, before we are here: torchrun made the folder of
+    TORCHELASTIC_ERROR_FILE just before it started the ranks, so what is older is not theirs.
+    """
+    with contextlib.suppress(OSError):
+        error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        started = Path(error_file).parent.stat().st_mtime if error_file else time.time() + 1
+        if _failure_file().stat().st_mtime < started:
+            _failure_file().unlink()
 
 
 def _failure_file() -> Path:

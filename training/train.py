@@ -35,7 +35,7 @@ from training.parallel import distribute, settle_buckets
 from training.sampling import check_batch, seed_step, steps_of_data
 from training.settings import TrainingSettings
 from training.snapshots.files import prepare, write_atomically
-from training.snapshots.resume import resume
+from training.snapshots.resume import plain, resume
 from training.snapshots.snapshotter import Snapshotter, on_host
 from training.validation import validation_loss
 
@@ -143,7 +143,7 @@ def log_step(
 def export(model: nn.Module, settings: TrainingSettings) -> None:
     """Write `model.pt`, a plain state dict, and `settings.json` into the model directory."""
     directory = Path(settings.model_dir)
-    state = on_host(model.state_dict())
+    state = {plain(name): on_host(value) for name, value in model.state_dict().items()}
     described = json.dumps(dataclasses.asdict(settings), indent=1).encode()
     try:
         directory.mkdir(parents=True, exist_ok=True)

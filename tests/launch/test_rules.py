@@ -476,11 +476,32 @@ def test_requirements_that_replace_what_the_container_brings_are_refused(require
 
 
 @pytest.mark.parametrize(
-    "line", ["einops", "einops>=0.8", "einops==0.*", "-r more.txt", "-e .", "./x"]
+    "line", ["einops", "einops>=0.8", "einops==0.*", "./x", "git+https://example.org/x@main"]
 )
 def test_requirements_that_are_not_pinned_are_refused(required, line):
     (problem,) = required(line.encode())
     assert problem.startswith(f"training/requirements.txt has '{line}'; a restart could install")
+
+
+@pytest.mark.parametrize("line", ["-r more.txt", "-e .", "--constraint more.txt"])
+def test_requirements_that_lead_to_other_files_are_refused(required, line):
+    (problem,) = required(line.encode())
+    assert problem.startswith(f"training/requirements.txt has '{line}'; of all such files only")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--extra-index-url https://example.org/simple\nmine==1.0",
+        "einops==0.8.1 \\\n    --hash=sha256:abc \\\n    --hash=sha256:def",
+        "nvidia-ml-py==12.0",
+        "nvidia-dali-cuda120==1.50",
+        "x @ git+https://example.org/x@0123456789abcdef",
+        "git+https://example.org/x@0123456789abcdef",
+    ],
+)
+def test_requirements_as_tools_write_them_are_allowed(required, text):
+    assert required(text.encode()) == []
 
 
 def test_requirements_that_are_pinned_are_allowed(required):

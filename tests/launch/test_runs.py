@@ -149,8 +149,14 @@ def test_other_fixed_settings_are_refused_with_what_differs_and_both_ways_out(s3
     assert cells == [["training.learning_rate", "0.0006", "0.001"], ["training.seed", "0", "7"]]
 
 
+def deliver_model(s3):
+    """What SageMaker uploads when a job of the run completes."""
+    s3.put_object(Bucket="my-bucket", Key=f"{HOME}output/job-1/output/model.tar.gz", Body=b"")
+
+
 def test_a_finished_run_is_refused_with_how_to_extend_it(s3, config, put):
     put(5000)
+    deliver_model(s3)
     problem = only_problem(verdicts.judge(s3, URI, config))
     assert problem.startswith(
         "training.total_steps is 5000 and the run 'shakespeare' has reached step 5000: it is "
@@ -160,6 +166,7 @@ def test_a_finished_run_is_refused_with_how_to_extend_it(s3, config, put):
 
 def test_a_finished_run_with_other_settings_is_told_both_at_once(s3, values, put):
     put(5000)
+    deliver_model(s3)
     values["training"]["seed"] = 7
     verdict = verdicts.judge(s3, URI, job_config.validate(values))
     assert ["other settings" in verdict.problems[0], "finished" in verdict.problems[1]] == [

@@ -112,9 +112,29 @@ def test_from_scratch_moves_on_and_stays_there(job, aws, capsys):
 
 def test_a_finished_run_is_refused_with_how_to_extend_it(job, aws, capsys):
     put_snapshot(5000)
+    delivered = "spot-ddp/shakespeare/output/shakespeare-1/output/model.tar.gz"
+    boto3.client("s3").put_object(Bucket="my-bucket", Key=delivered, Body=b"")
     assert job() == 2
     assert "training.total_steps" in capsys.readouterr().err
     assert job("--set", "training.total_steps=6000") == 0
+
+
+def test_a_finished_run_whose_model_was_never_delivered_may_deliver_it(job, aws, capsys):
+    put_snapshot(5000)
+    assert job() == 0
+    assert "takes no step, and writes the model" in capsys.readouterr().err
+    assert len(aws.requests) == 1
+
+
+def test_data_that_the_volume_cannot_hold_is_refused(job, aws, capsys, tmp_path):
+    (tmp_path / "huge").mkdir()
+    with open(tmp_path / "huge" / "sparse", "wb") as file:
+        file.truncate(2**30)
+    options = [f"data.train={tmp_path / 'huge'}", "data.input_mode=File", "compute.volume_gb=2"]
+    options += ["compute.instance_type=ml.p3.8xlarge", "training.model_width=64"]
+    flags = [part for option in options for part in ("--set", option)]
+    assert job(*flags) == 2
+    assert "1.0 GiB of data need 3 GiB: set compute.volume_gb to 3" in capsys.readouterr().err
 
 
 def test_what_the_account_says_is_told_at_once_and_can_be_skipped(job, aws, capsys):

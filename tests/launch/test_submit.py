@@ -54,6 +54,10 @@ def test_the_dry_run_takes_the_region_of_the_environment(submit):
     assert "aws.region" not in done.stderr
 
 
+def test_a_region_that_is_none_is_refused(submit):
+    assert_refused(submit("--dry-run", AWS_REGION="bad region"), "the AWS region of your env")
+
+
 def test_the_dry_run_survives_a_broken_account(submit, tmp_path):
     (tmp_path / "broken").write_text("[[[")
     done = submit("--dry-run", AWS_PROFILE="nope", AWS_CONFIG_FILE=str(tmp_path / "broken"))

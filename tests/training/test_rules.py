@@ -165,7 +165,10 @@ def test_the_failure_file_holds_the_first_cause_in_one_line(
 
     assert failure.exit_code_of(fail) == code
     assert (tmp_path / "failure").read_text() == line
-    monkeypatch.setenv("LOCAL_RANK", "1")  # a second rank of the host comes later
+    # A second rank of the host comes later; torchrun made its folder before it started either.
+    (tmp_path / "started").mkdir()
+    os.utime(tmp_path / "started", (1, 1))
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "started" / "error.json"))
     failure.exit_code_of(lambda: (_ for _ in ()).throw(TrainingError("a consequence")))
     assert (tmp_path / "failure").read_text() == line
 

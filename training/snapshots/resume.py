@@ -172,7 +172,7 @@ def _check_fits(found: _Found, replica: Replica, dataset_samples: int) -> None:
     manifest, state, name = found.manifest, found.state, found.resumed.snapshot
     remedy = "or give the run another run_name"
     model = replica.plain_model
-    expected = {_plain(key): _shape(value) for key, value in model.state_dict().items()}
+    expected = {plain(key): _shape(value) for key, value in model.state_dict().items()}
     saved = {key: _shape(value) for key, value in state["model"].items()}
     if wrong := _differing_keys(expected, saved):
         first = wrong[0]
@@ -181,7 +181,7 @@ def _check_fits(found: _Found, replica: Replica, dataset_samples: int) -> None:
             f"({saved.get(first, 'absent')} in the snapshot, {expected.get(first, 'absent')} in "
             f"the model); restore the model's code, {remedy}"
         )
-    trained = {_plain(key) for key, value in model.named_parameters() if value.requires_grad}
+    trained = {plain(key) for key, value in model.named_parameters() if value.requires_grad}
     optimized = set(state["optimizer"]["state"])
     if optimized and (wrong := sorted(trained ^ optimized)):
         raise TrainingError(
@@ -210,7 +210,8 @@ def _differing_keys(one: dict[str, object], other: dict[str, object]) -> list[st
     return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """A parameter's name as files carry it, whether or not the model is compiled."""
     return name.replace("_orig_mod.", "")  # torch.compile's
 
 
