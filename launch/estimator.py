@@ -5,7 +5,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,43 +108,44 @@ def build(config: JobConfig, session: Session, source_dir: Path, snapshots: str)
     compute, aws, spot = config.compute, config.aws, config.spot
     home = f"s3://{aws.bucket}/{aws.prefix}/{config.run_name}"
     try:
-        estimator = PyTorch(
-            entry_point=ENTRY_POINT,
-            source_dir=str(source_dir),
-            code_location=f"{home}/code",
-            output_path=f"{home}/output",
-            checkpoint_s3_uri=snapshots,
-            checkpoint_local_path=DEFAULT_CHECKPOINT_DIR,
-            role=aws.role,
-            sagemaker_session=session,
-            instance_type=compute.instance_type,
-            instance_count=compute.instance_count,
-            volume_size=compute.volume_gb,
-            framework_version=None if compute.image_uri else compute.framework_version,
-            py_version=None if compute.image_uri else compute.py_version,
-            image_uri=compute.image_uri and images.resolve(compute.image_uri, str(aws.region)),
-            hyperparameters=config.hyperparameters(),
-            distribution={"torch_distributed": {"enabled": True}},
-            use_spot_instances=spot.enabled,
-            max_run=spot.max_run,
-            max_wait=spot.max_wait if spot.enabled else None,
-            container_entry_point=_entry_point(spot.deliver_sigterm),
-            environment={
-                "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS,
-                **compute.environment,
-            },
-            metric_definitions=METRIC_DEFINITIONS,
-            debugger_hook_config=False,
-            disable_profiler=True,
-            subnets=list(aws.subnets) or None,
-            security_group_ids=list(aws.security_group_ids) or None,
-            volume_kms_key=aws.volume_kms_key,
-            encrypt_inter_container_traffic=aws.encrypt_inter_container_traffic,
-            enable_network_isolation=aws.network_isolation,
-            keep_alive_period_in_seconds=compute.warm_pool,
-            output_kms_key=aws.kms_key,
-            tags=[{"Key": key, "Value": value} for key, value in aws.tags.items()] or None,
-        )
+        with _default_session(session.boto_session):
+            estimator = PyTorch(
+                entry_point=ENTRY_POINT,
+                source_dir=str(source_dir),
+                code_location=f"{home}/code",
+                output_path=f"{home}/output",
+                checkpoint_s3_uri=snapshots,
+                checkpoint_local_path=DEFAULT_CHECKPOINT_DIR,
+                role=aws.role,
+                sagemaker_session=session,
+                instance_type=compute.instance_type,
+                instance_count=compute.instance_count,
+                volume_size=compute.volume_gb,
+                framework_version=None if compute.image_uri else compute.framework_version,
+                py_version=None if compute.image_uri else compute.py_version,
+                image_uri=compute.image_uri and images.resolve(compute.image_uri, str(aws.region)),
+                hyperparameters=config.hyperparameters(),
+                distribution={"torch_distributed": {"enabled": True}},
+                use_spot_instances=spot.enabled,
+                max_run=spot.max_run,
+                max_wait=spot.max_wait if spot.enabled else None,
+                container_entry_point=_entry_point(spot.deliver_sigterm),
+                environment={
+                    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS,
+                    **compute.environment,
+                },
+                metric_definitions=METRIC_DEFINITIONS,
+                debugger_hook_config=False,
+                disable_profiler=True,
+                subnets=list(aws.subnets) or None,
+                security_group_ids=list(aws.security_group_ids) or None,
+                volume_kms_key=aws.volume_kms_key,
+                encrypt_inter_container_traffic=aws.encrypt_inter_container_traffic,
+                enable_network_isolation=aws.network_isolation,
+                keep_alive_period_in_seconds=compute.warm_pool,
+                output_kms_key=aws.kms_key,
+                tags=[{"Key": key, "Value": value} for key, value in aws.tags.items()] or None,
+            )
         estimator.training_image_uri()
     except ValueError as error:
         raise Refused(
@@ -161,6 +163,19 @@ def start(estimator: PyTorch, inputs: Mapping[str, str], input_mode: str, job_na
     """
     channels = {name: TrainingInput(uri, input_mode=input_mode) for name, uri in inputs.items()}
     estimator.fit(channels, wait=False, job_name=job_name)
+
+
+@contextmanager
+def _default_session(boto: Any) -> Iterator[None]:
+    """Within the block, the clients that the SDK makes on the side belong to our session.
+
+    They then use its answers in a dry run, and the descriptions of AWS that it has read already.
+    """
+    before, boto3.DEFAULT_SESSION = boto3.DEFAULT_SESSION, boto
+    try:
+        yield
+    finally:
+        boto3.DEFAULT_SESSION = before
 
 
 def _entry_point(deliver_sigterm: bool) -> list[str] | None:

@@ -58,9 +58,8 @@ def start_job(
     job_name = f"{config.run_name}-{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03d}"
     with source.staged() as folder:
         job = estimator.build(config, session, folder, snapshots)
-        s3 = session.boto_session.client("s3")
         for channel in channels:
-            sent = data.upload(channel, inputs[channel.name], s3, config.aws.kms_key)
+            sent = data.upload(channel, inputs[channel.name], session.s3_client, config.aws.kms_key)
             say(data.outcome(channel, sent))
         estimator.start(job, inputs, config.data.input_mode, job_name)
     return Started(job_name, session.boto_region_name, snapshots)

@@ -141,7 +141,7 @@ def _losses(axes: Any, outcome: Outcome) -> None:
 def _headline(outcome: Outcome) -> str:
     verdict = "the same bits" if outcome.equal else "DIFFERENT BITS"
     return (
-        f"{len(outcome.interrupted) - 1} interruption(s), {outcome.steps_lost} steps lost: "
+        f"interruptions: {len(outcome.interrupted) - 1}, steps lost: {outcome.steps_lost}; "
         f"the final model and optimizer have {verdict} as without"
     )
 

@@ -80,7 +80,7 @@ class Screen:
             self._console.print(f"{name:>13}  {outcome.digests[name]}")
         verdict = "[green]the same bits[/]" if outcome.equal else "[red]different bits[/]"
         self._console.print(
-            f"The resumed run ended with {verdict}: {outcome.steps_lost} steps were taken twice, "
+            f"The resumed run ended with {verdict}; steps taken twice: {outcome.steps_lost}, "
             f"goodput {outcome.goodput:.0%}."
         )
         self._console.print(f"Report: {directory}/report.json and rehearsal.png", soft_wrap=True)
