@@ -30,14 +30,15 @@ def rehearse(*arguments, **options):
     )
 
 
-def left_behind(before):
-    """Processes that were not there before, but for those that are about to be gone."""
-    return [p for p in psutil.process_iter() if p.pid not in before and "train" in _command(p)]
+def left_behind(out):
+    """The living processes of instances that were rehearsed into the folder `out`."""
+    return [process for process in psutil.process_iter() if _instance(process).startswith(str(out))]
 
 
-def _command(process):
+def _instance(process):
     try:
-        return " ".join(process.cmdline())
+        alive = process.status() != psutil.STATUS_ZOMBIE
+        return process.environ().get("REHEARSED_INSTANCE", "") if alive else ""
     except psutil.Error:
         return ""
 
@@ -50,7 +51,6 @@ needs_toolkit = pytest.mark.skipif(
 
 @needs_toolkit
 def test_a_reclaimed_job_ends_with_the_same_bits(tmp_path):
-    before = set(psutil.pids())
     out = tmp_path / "report"
     done = rehearse("--out", out, *SHORT, "--interrupt", 13)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -78,7 +78,7 @@ def test_a_reclaimed_job_ends_with_the_same_bits(tmp_path):
     log = (out / "interrupted" / "logs" / "attempt-1.log").read_text()
     assert "SIGTERM noticed" in log
     assert "Invoking TorchDistributed" in log
-    assert left_behind(before) == []
+    assert left_behind(out) == []
     assert sorted(path.name for path in out.iterdir()) == [
         "interrupted",
         "rehearsal.png",
@@ -127,21 +127,19 @@ def test_a_job_that_fails_is_told_with_its_own_words_and_exit_1(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopping_it_takes_down_all_that_it_started(tmp_path, number):
-    before = set(psutil.pids())
+    out = tmp_path / "report"
     started = subprocess.Popen(
-        [*COMMAND, "--out", str(tmp_path / "report"), "--without-toolkit"],
+        [*COMMAND, "--out", str(out), "--without-toolkit"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    log = tmp_path / "report" / "interrupted" / "logs" / "attempt-1.log"
-    wait_until(lambda: log.exists() and left_behind(before))
-    wait_until(lambda: len(left_behind(before)) > 3)
+    wait_until(lambda: len(left_behind(out)) > 3)
     os.kill(started.pid, number)
     asked = time.monotonic()
     assert started.wait(60) != 0
     assert time.monotonic() - asked < 20
-    wait_until(lambda: not left_behind(before))
+    wait_until(lambda: not left_behind(out))
 
 
 BAD = {
