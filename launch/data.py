@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import Refused
+from launch.runs import split
 from launch.schema import JobConfig, encryption
 
 SAMPLE = "sample"
@@ -68,7 +69,7 @@ def upload(channel: Channel, uri: str, s3: Any, kms_key: str | None = None) -> i
     """
     if not channel.files:
         return 0
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    bucket, prefix = split(uri)
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     there = {item["Key"]: item["Size"] for page in pages for item in page.get("Contents", [])}
     missing = {

@@ -180,7 +180,9 @@ def _empty_prefix(uri: str) -> None:
     """The control must not find the other run's snapshots."""
     import boto3
 
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    from launch.runs import split
+
+    bucket, prefix = split(uri)
     boto3.resource("s3").Bucket(bucket).objects.filter(Prefix=prefix).delete()
 
 

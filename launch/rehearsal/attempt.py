@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from launch.errors import Failed, Refused
 from launch.rehearsal.container import TOOLKIT_PORT, Means
 from launch.rehearsal.instance import Instance, port_is_free
+from launch.runs import split
 from training.snapshots.manifest import candidates, data_name, manifest_name
 
 RECLAIM, COMPLETED, FAILED = "reclaim", "completed", "failed"
@@ -85,7 +86,7 @@ class Job:
 
     def newest_in_s3(self) -> int:
         """The newest step of which both files have reached S3; 0 if there is none."""
-        bucket, _, prefix = self.request["CheckpointConfig"]["S3Uri"][5:].partition("/")
+        bucket, prefix = split(self.request["CheckpointConfig"]["S3Uri"])
         listed = self.s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
         names = {item["Key"].removeprefix(prefix) for item in listed}
         whole = (s for s in candidates(names) if {data_name(s), manifest_name(s)} <= names)

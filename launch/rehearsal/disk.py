@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.rehearsal.sync import SyncAgent
+from launch.runs import split
 
 OPT_ML = "/opt/ml"
 _GROUP = "homogeneousCluster"
@@ -31,7 +32,7 @@ def fill(base: Path, request: dict[str, Any], host: str, hosts: list[str], s3: A
 def unpack_code(base: Path, request: dict[str, Any], s3: Any) -> None:
     """Put the shipped code where the toolkit would put it."""
     address = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
-    bucket, _, key = address.removeprefix("s3://").partition("/")
+    bucket, key = split(address)
     packed = base / "sourcedir.tar.gz"
     s3.download_file(bucket, key, str(packed))
     with tarfile.open(packed) as archive:

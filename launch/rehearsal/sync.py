@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from launch.runs import split
 from training.snapshots.manifest import TEMPORARY
 
 _SECONDS_BETWEEN_PASSES = 0.1
@@ -18,7 +19,7 @@ class SyncAgent:
 
     def __init__(self, s3: Any, uri: str, directory: Path) -> None:
         self._s3, self._directory = s3, directory
-        self._bucket, _, self._prefix = uri.removeprefix("s3://").partition("/")
+        self._bucket, self._prefix = split(uri)
         self._known: dict[str, tuple[int, int]] = {}
         self._stop = threading.Event()
         self._error: Exception | None = None
