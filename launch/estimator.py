@@ -12,10 +12,11 @@ from typing import Any
 
 from launch import images
 from launch.errors import Refused
+from launch.limits import ENVIRONMENT_LENGTH
 from launch.schema import JobConfig
 from launch.source import ENTRY_POINT
 from training.metrics import METRIC_DEFINITIONS
-from training.settings import DEFAULT_CHECKPOINT_DIR
+from training.settings import CHECKPOINT_S3_URI, DEFAULT_CHECKPOINT_DIR
 
 os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
 # Before the import: the SDK otherwise gives its logger a handler that writes to stdout, where the
@@ -54,16 +55,17 @@ SDK_DEFAULTS = {
 for module in (sagemaker.session, sagemaker.utils):
     module.validate_sagemaker_config = lambda sagemaker_config: None
 
-# SageMaker sends SIGTERM and waits 120 s before SIGKILL (API_StopTrainingJob); torchrun, left
-# alone, kills its workers after 30 s. torch 2.12 and later read this.
+# torchrun ends its other ranks when one has failed, and gives them this many seconds for it: rank 0
+# may be writing the last complete state to S3. 30 s by default; torch 2.12 and later read this.
 SHUTDOWN_SECONDS = "110"
 
 # The image's own entry point is a shell that runs `train` in the foreground: as the first process
 # of the container it has no handler for SIGTERM, so the kernel drops the signal. This one forwards
-# it to torchrun (which calls its process pt_elastic) and to nothing else: the toolkit in between
-# would die of it and break the pipe that the training script prints to.
+# it to the training processes, which are those to which torchrun has given a LOCAL_RANK, and to
+# nothing else. torchrun would kill them 30 s later and end the container, which SageMaker may take
+# for a failed job; the toolkit would die at once and break the pipe that the script prints to.
 DELIVER_SIGTERM = (
-    "trap 'for d in /proc/[0-9]*;do grep -qs pt_elastic $d/comm&&kill ${d#/proc/};done' TERM;"
+    "trap 'for d in /proc/[0-9]*;do grep -qs LOCAL_RANK= $d/environ&&kill ${d#/proc/};done' TERM;"
     "s=start_with_right_hostname.sh;"
     "if command -v $s>/dev/null;then bash -m $s train& else train& fi;"
     "p=$!;while :;do wait $p;r=$?;kill -0 $p 2>&-||break;done;exit $r"
@@ -130,10 +132,7 @@ def build(config: JobConfig, session: Session, source_dir: Path, snapshots: str)
                 max_run=spot.max_run,
                 max_wait=spot.max_wait if spot.enabled else None,
                 container_entry_point=_entry_point(spot.deliver_sigterm),
-                environment={
-                    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS,
-                    **compute.environment,
-                },
+                environment={**_environment(snapshots), **compute.environment},
                 metric_definitions=METRIC_DEFINITIONS,
                 debugger_hook_config=False,
                 disable_profiler=True,
@@ -176,6 +175,16 @@ def _default_session(boto: Any) -> Iterator[None]:
         yield
     finally:
         boto3.DEFAULT_SESSION = before
+
+
+def _environment(snapshots: str) -> dict[str, str]:
+    # The container is not told where S3 has its checkpoint directory. An address that is too long
+    # for a variable only means that rank 0 leaves all uploads to SageMaker.
+    fits = len(snapshots) <= ENVIRONMENT_LENGTH
+    return {
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS,
+        **({CHECKPOINT_S3_URI: snapshots} if fits else {}),
+    }
 
 
 def _entry_point(deliver_sigterm: bool) -> list[str] | None:

@@ -29,7 +29,8 @@ HYPERPARAMETER_LENGTH = 256  # API_CreateTrainingJob, of keys and, in its prose,
 
 ENVIRONMENT, ENVIRONMENT_LENGTH = 100, 512  # API: TrainingEnvironmentMap
 ENVIRONMENT_NAME = r"[a-zA-Z_][a-zA-Z0-9_]*"  # API: TrainingEnvironmentKey
-LAUNCHER_ENVIRONMENT = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",)  # launch/estimator.py
+# launch/estimator.py sets these itself.
+LAUNCHER_ENVIRONMENT = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "CHECKPOINT_S3_URI")
 # SageMaker and its toolkits (sagemaker_training/environment.py, sagemaker_pytorch_container/
 # training.py), the credentials of the execution role, and torchrun (torch/distributed/run.py).
 RESERVED_ENVIRONMENT = {

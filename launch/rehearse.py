@@ -6,30 +6,31 @@ loopback receives what `submit.py` would send, and what arrived there is what ru
 
 import argparse
 import datetime
-import json
 import logging
-import shutil
+import random
+import shlex
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # the clone, not its folder launch/
 
 from launch.errors import DONE, FAILED, Refused, exit_code_of
+from launch.rehearsal import interruptions
+from launch.rehearsal.interruptions import KINDS, Interruption
 from launch.submit import add_config_options, load_config
 
 if TYPE_CHECKING:  # imported late otherwise: --help must not wait for the SDK
     from launch.data import Channel
-    from launch.rehearsal.attempt import Attempt, Job
     from launch.rehearsal.report import Outcome
     from launch.rehearsal.screen import Screen
-    from launch.schema import JobConfig
+    from launch.rehearsal.trial import Trial
 
-GRACE_SECONDS = 5.0
+CONFIG = "config/rehearsal.yaml"
+SPOT_DISCOUNT = 0.7
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,14 +45,48 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a job here, on simulated instances that are taken away, and prove that "
         "it ends with the same bits as without.",
     )
-    add_config_options(parser, "config/rehearsal.yaml")
-    parser.add_argument(
+    add_config_options(parser, CONFIG)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
         "--interrupt",
-        metavar="STEP",
+        metavar="STEP[:KIND]",
         action="append",
-        type=int,
         default=[],
-        help="take the instances away after this step; can be repeated; default: in the middle",
+        help="take the instances away after this step; can be repeated; default: once, in the "
+        f"middle. KIND is one of {', '.join(KINDS)}; default: reclaim",
+    )
+    which.add_argument(
+        "--random-interruptions", metavar="N", type=int, help="draw N interruptions of all kinds"
+    )
+    which.add_argument(
+        "--campaign",
+        metavar="N",
+        type=int,
+        help="draw N interruptions, over as many runs as that takes, and check each run's bits",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of all that is drawn; default: 0")
+    parser.add_argument(
+        "--grace",
+        metavar="SECONDS",
+        type=float,
+        default=5.0,
+        help="from SIGTERM to SIGKILL, unless a snapshot has reached S3 before; default: 5",
+    )
+    parser.add_argument(
+        "--sync",
+        choices=("unreliable", "stalled"),
+        default="unreliable",
+        help="how SageMaker's upload of snapshots behaves: in any order and late, or not at all",
+    )
+    parser.add_argument(
+        "--hosts", metavar="N", type=int, default=2, help="most instances to simulate; default: 2"
+    )
+    parser.add_argument(
+        "--discount",
+        metavar="SHARE",
+        type=float,
+        default=SPOT_DISCOUNT,
+        help=f"what spot is cheaper by, for the report; default: {SPOT_DISCOUNT}",
     )
     parser.add_argument("--out", type=Path, help="folder for the report; default: out/rehearsal-…")
     parser.add_argument(
@@ -65,10 +100,16 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     logging.disable(logging.INFO)  # moto, botocore and matplotlib talk; the screen is for people
-    config = load_config(options, "config/rehearsal.yaml")
-    interruptions = _interruptions(options.interrupt, config.training.total_steps)
+    _check(options)
+    config = load_config(options, CONFIG)
+    from launch.rehearsal.scaling import scaled
+
+    pinned = [override.partition("=")[0].strip() for override in options.overrides]
+    config, changes = scaled(config, options.hosts, pinned)
+    drawn = _interruptions(options, config.training.total_steps)
+
     from launch import data, start
-    from launch.rehearsal import attempt, report
+    from launch.rehearsal import attempt, container, trial
     from launch.rehearsal.screen import Screen
 
     config, _ = start.with_stand_ins(config)
@@ -76,11 +117,49 @@ def _run(options: argparse.Namespace) -> int:
     _refuse_what_is_in_s3(channels)
     attempt.check_port()
     out = _empty(options.out or Path(f"out/rehearsal-{datetime.datetime.now():%Y%m%d-%H%M%S}"))
-    with Screen(config.training.total_steps) as screen:
-        outcome = _rehearse(config, channels, interruptions, out, screen, options.without_toolkit)
-        report.write(outcome, out)
-        screen.conclude(outcome, out)
-    return DONE if outcome.equal else FAILED
+    means = container.find_means(without_toolkit=options.without_toolkit)
+    stalled = options.sync == "stalled"
+    with (
+        Screen(config.training.total_steps) as screen,
+        trial.opened(config, channels, means, out, grace=options.grace, stalled=stalled) as job,
+    ):
+        screen.began(job.request, means)
+        screen.scaled(changes)
+        if options.campaign:
+            _campaign(job, options, out)
+            return DONE
+        outcome = _rehearse(job, drawn, options, out, screen, tuple(changes))
+    return _conclude(outcome, options, out, screen)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what no configuration could make sense of."""
+    problems = [
+        f"--{name} is {count}; give 1 or more"
+        for name, count in (
+            ("campaign", options.campaign),
+            ("random-interruptions", options.random_interruptions),
+        )
+        if count is not None and count < 1
+    ]
+    if not 0 <= options.grace <= 120:
+        problems.append(f"--grace is {options.grace}; SageMaker gives 120 seconds: give 0 to 120")
+    if not 0 <= options.discount < 1:
+        problems.append(f"--discount is {options.discount}; give a share from 0 up to 1")
+    if problems:
+        raise Refused(problems)
+
+
+def _interruptions(options: argparse.Namespace, total_steps: int) -> list[Interruption]:
+    if total_steps < 2:
+        raise Refused(
+            f"training.total_steps is {total_steps}; a run needs 2 steps or more to be interrupted"
+        )
+    if options.random_interruptions:
+        rng = random.Random(options.seed)
+        return interruptions.draw(options.random_interruptions, total_steps, rng)
+    middle = [Interruption(max(1, total_steps * 2 // 5))]
+    return interruptions.parse(options.interrupt, total_steps) or middle
 
 
 def _refuse_what_is_in_s3(channels: "Sequence[Channel]") -> None:
@@ -90,16 +169,6 @@ def _refuse_what_is_in_s3(channels: "Sequence[Channel]") -> None:
             f"rehearse with a local folder that holds some of it: --set data.{name}=FOLDER"
             for name in there
         )
-
-
-def _interruptions(steps: Sequence[int], total_steps: int) -> list[int]:
-    if wrong := [step for step in steps if not 1 <= step < total_steps]:
-        raise Refused(
-            f"--interrupt {step} is not inside the run; it has {total_steps} steps, so give a "
-            f"number from 1 to {total_steps - 1}"
-            for step in wrong
-        )
-    return sorted(steps) or [max(1, total_steps * 2 // 5)]
 
 
 def _empty(directory: Path) -> Path:
@@ -113,90 +182,67 @@ def _empty(directory: Path) -> Path:
 
 
 def _rehearse(
-    config: "JobConfig",
-    channels: "Sequence[Channel]",
-    interruptions: Sequence[int],
+    job: "Trial",
+    drawn: Sequence[Interruption],
+    options: argparse.Namespace,
     out: Path,
     screen: "Screen",
-    without_toolkit: bool,
+    changes: tuple[str, ...],
 ) -> "Outcome":
-    from launch.rehearsal import attempt, container
-    from launch.rehearsal.aws import loopback_aws
     from launch.rehearsal.report import Outcome
 
-    means = container.find_means(without_toolkit=without_toolkit)
-    region = str(config.aws.region)
-    with loopback_aws(region) as aws:
-        request, s3 = _send(config, channels, aws.requests)
-        (out / "request.json").write_text(json.dumps(request, indent=2) + "\n")
-        screen.began(request, means)
-
-        def job(name: str) -> "Job":
-            (out / name).mkdir()
-            return attempt.Job(request, s3, means, aws.environment(region), out / name, screen.show)
-
-        interrupted_job, control_job = job("interrupted"), job("uninterrupted")
-        interrupted = _run_interrupted(interrupted_job, interruptions)
-        _empty_prefix(request["CheckpointConfig"]["S3Uri"])
-        screen.control()
-        control = attempt.run(
-            control_job, 1, time.monotonic(), reclaim_at=None, grace=GRACE_SECONDS
-        )
-        digests = {
-            "uninterrupted": _digest(control_job, control, config),
-            "interrupted": _digest(interrupted_job, interrupted[-1], config),
-        }
-    return Outcome(interrupted, control, digests, means)
+    result = job.interrupted(out / "interrupted", drawn, options.seed, screen.show)
+    screen.control()
+    control, reused = job.uninterrupted(out / "uninterrupted", screen.show)
+    if reused:
+        screen.reused()
+    return Outcome(
+        result.attempts,
+        control.attempts[0],
+        {"uninterrupted": control.digest, "interrupted": result.digest},
+        job.means,
+        discount=options.discount,
+        changes=changes,
+        unreached=tuple(map(str, result.unreached)),
+        control_reused=reused,
+        seed=options.seed,
+        sync=options.sync,
+    )
 
 
-def _run_interrupted(job: "Job", interruptions: Sequence[int]) -> "list[Attempt]":
-    from launch.rehearsal import attempt
+def _conclude(outcome: "Outcome", options: argparse.Namespace, out: Path, screen: "Screen") -> int:
+    from launch.rehearsal import report
 
-    clock = time.monotonic()
-    return [
-        attempt.run(job, number, clock, reclaim_at=step, grace=GRACE_SECONDS)
-        for number, step in enumerate([*interruptions, None], start=1)
-    ]
-
-
-def _send(
-    config: "JobConfig", channels: "Sequence[Channel]", arrived: list[dict[str, Any]]
-) -> tuple[dict[str, Any], Any]:
-    """Send the job as `submit.py` does; returns the request as it arrived, and an S3 client."""
-    import boto3
-
-    from launch import estimator, runs, start
-
-    s3, region = boto3.client("s3"), str(config.aws.region)
-    there = {} if region == "us-east-1" else {"LocationConstraint": region}
-    located = {"CreateBucketConfiguration": there} if there else {}
-    s3.create_bucket(Bucket=str(config.aws.bucket), **located)
-    session = estimator.open_session(region)
-    start.start_job(config, session, channels, runs.snapshots_uri(config), lambda line: None)
-    return arrived[-1], s3
+    report.write(outcome, out)
+    screen.conclude(outcome, out)
+    # An interruption that was asked for and did not happen proves nothing.
+    proven = outcome.equal and not (options.interrupt and outcome.unreached)
+    return DONE if proven else FAILED
 
 
-def _empty_prefix(uri: str) -> None:
-    """The control must not find the other run's snapshots."""
-    import boto3
+def _campaign(job: "Trial", options: argparse.Namespace, out: Path) -> None:
+    from launch.rehearsal import campaign
 
-    from launch.runs import split
+    def repeat(drawn: list[Interruption], seed: int) -> str:
+        parts = ["python", "launch/rehearse.py", *_same_job(options)]
+        for one in drawn:
+            parts += ["--interrupt", str(one)]
+        return shlex.join([*parts, "--seed", str(seed)])
 
-    bucket, prefix = split(uri)
-    boto3.resource("s3").Bucket(bucket).objects.filter(Prefix=prefix).delete()
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    runs = campaign.run(job, options.campaign, options.seed, out, say, repeat)
+    say(f"{options.campaign} interruptions in {runs} runs: every run ended with the same bits")
 
 
-def _digest(job: "Job", attempt: "Attempt", config: "JobConfig") -> str:
-    """The digest of the attempt's final state; its disks are not needed afterwards."""
-    from launch.rehearsal import disk
-    from launch.rehearsal.equality import final_digest
-
-    home = job.directory / f"attempt-{attempt.number}"
-    base = home / job.hosts[0]
-    checkpoints = disk.checkpoint_dir(base, job.request)
-    digest = final_digest(checkpoints, base / "model", config.training.total_steps)
-    shutil.rmtree(home)
-    return digest
+def _same_job(options: argparse.Namespace) -> list[str]:
+    """The options that say which job is rehearsed, and on what."""
+    parts = ["--config", str(options.config)] if options.config else []
+    for override in options.overrides:
+        parts += ["--set", override]
+    parts += ["--hosts", str(options.hosts), "--grace", str(options.grace), "--sync", options.sync]
+    return [*parts, *(["--without-toolkit"] if options.without_toolkit else [])]
 
 
 if __name__ == "__main__":

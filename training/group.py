@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from training.failure import TrainingError, sentence
+from training.peers import Peers
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Group:
     world_size: int
     device: torch.device
     store: dist.Store
+    peers: Peers
 
     @contextmanager
     def agreement(self) -> Iterator[None]:
@@ -80,10 +82,24 @@ def joined(timeout_seconds: float, *, deterministic: bool = True) -> Iterator[Gr
         world_size=world_size,
         timeout=timeout,
     )
-    yield Group(rank, world_size, device, dist.PrefixStore("notes", store))
+    notes = dist.PrefixStore("notes", store)
+    peers = Peers(rank, _hosts(world_size), notes)
+    try:
+        yield Group(rank, world_size, device, notes, peers)
+    except Exception as error:
+        explained = peers.explained(error)
+        if explained is error:
+            raise
+        raise explained from error
     _wait_for_all(dist.PrefixStore("leaving", store), world_size, timeout)
     # Not in a `finally`: after a failure, leaving the group politely could wait for dead peers.
     dist.destroy_process_group()
+
+
+def _hosts(world_size: int) -> tuple[str, ...]:
+    names: list[str] = [""] * world_size
+    dist.all_gather_object(names, os.environ.get("SM_CURRENT_HOST") or socket.gethostname())
+    return tuple(names)
 
 
 def _wait_for_all(store: dist.Store, world_size: int, timeout: timedelta) -> None:

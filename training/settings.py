@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 RUN_NAME_PATTERN = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 DEFAULT_CHECKPOINT_DIR = "/opt/ml/checkpoints"
+CHECKPOINT_S3_URI = "CHECKPOINT_S3_URI"  # the variable in which the launcher repeats it
 
 
 class SettingsError(ValueError):
@@ -52,7 +53,7 @@ def knob(
 
 
 def directory(find: Any, help: str) -> Any:
-    """A field that names a directory: SageMaker says where it is, so no job configuration does."""
+    """A field that names a place: SageMaker says where it is, so no job configuration does."""
     return field(default_factory=find, metadata={"help": help, "fixed": False, "directory": True})
 
 
@@ -126,6 +127,9 @@ class TrainingSettings:
 
     checkpoint_dir: str = directory(
         lambda: sagemaker_checkpoint_dir() or DEFAULT_CHECKPOINT_DIR, "where snapshots are written"
+    )
+    checkpoint_s3_uri: str = directory(
+        lambda: os.environ.get(CHECKPOINT_S3_URI, ""), "where S3 has checkpoint_dir; empty: unknown"
     )
     train_dir: str = directory(lambda: os.environ.get("SM_CHANNEL_TRAIN", ""), "training data")
     validation_dir: str = directory(

@@ -16,8 +16,9 @@ from pathlib import Path
 if __name__ == "__main__":
     # torchrun puts this file's folder on the path; the package is that folder's own name.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from training import failure
+    from training import failure, interruption
 
+    interruption.hold_back()
     # A mistake in model.py or data.py shows when they are imported: the `failure` file says so too.
     sys.excepthook = lambda kind, error, trace: failure.report(error)
 
@@ -65,27 +66,28 @@ def train(settings: TrainingSettings, group: Group) -> None:
     settle_buckets(replica, dataset, settings, group)
 
     resumed = resume(settings, group, replica, samples)
-    snapshots = Snapshotter(settings, group, replica, resumed, samples)
+    snapshots = Snapshotter(settings, group, replica, resumed, samples, interruption)
     pace = Pace(settings.global_batch_size, resumed.step)
     if resumed.step >= settings.total_steps and group.rank == 0:
         say(f"already finished: step {resumed.step} of {settings.total_steps}; writing the model")
 
     step = resumed.step
-    for micro_batches in steps_of_data(dataset, settings, group, first_step=step):
-        rate = learning_rate(settings, step)
-        seed_step(settings.seed, step, group.rank)
-        loss, norm = take_step(replica, micro_batches, rate, settings, group.device)
-        step += 1
+    with snapshots.salvaging():
+        for micro_batches in steps_of_data(dataset, settings, group, first_step=step):
+            rate = learning_rate(settings, step)
+            seed_step(settings.seed, step, group.rank)
+            loss, norm = take_step(replica, micro_batches, rate, settings, group.device)
+            step += 1
 
-        snapshots.after_step(step, norm, urgent=interruption.noticed())
-        if step % settings.log_every == 0 or step == settings.total_steps:
-            log_step(step, loss, norm, rate, pace, group)
+            snapshots.after_step(step, norm)
+            if step % settings.log_every == 0 or step == settings.total_steps:
+                log_step(step, loss, norm, rate, pace, group)
 
     snapshots.close(step)
     if group.rank == 0:
         export(model, settings)
     if validation:
-        mean_loss = validation_loss(model, validation, settings, group)
+        mean_loss = validation_loss(model, validation, settings, group, snapshots.look)
         if group.rank == 0:
             say(validation_line(step, mean_loss))
     if group.rank == 0:

@@ -1,5 +1,6 @@
 """The loss on data that is not trained on, each sample counted once, over all ranks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,11 @@ from training.settings import TrainingSettings
 
 @torch.no_grad()
 def validation_loss(
-    model: nn.Module, dataset: Dataset[Any], settings: TrainingSettings, group: Group
+    model: nn.Module,
+    dataset: Dataset[Any],
+    settings: TrainingSettings,
+    group: Group,
+    after_batch: Callable[[], None],
 ) -> float:
     """Mean loss per sample, the same number on every rank.
 
@@ -34,6 +39,7 @@ def validation_loss(
             loss = model(*to_device(batch, group.device))
         count = len(batch[0])
         total += torch.stack([loss.double() * count, total.new_tensor(count)])
+        after_batch()
     model.train()
     dist.all_reduce(total)
     return float(total[0] / total[1])

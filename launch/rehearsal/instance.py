@@ -1,13 +1,16 @@
 """One simulated host: its disk, its container's processes, and its checkpoint agent."""
 
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,14 @@ from launch.rehearsal import container, disk
 from launch.rehearsal.sync import SyncAgent
 
 _MARK = "REHEARSED_INSTANCE"  # in the environment of every process of an instance
+
+
+@dataclass(frozen=True)
+class SyncHabits:
+    """How an instance's sync agent behaves: what its randomness is, and whether it works at all."""
+
+    rng: random.Random
+    stalled: bool
 
 
 class Instance:
@@ -34,13 +45,17 @@ class Instance:
         s3: Any,
         means: container.Means,
         on_line: Callable[[str, str, float], None],
+        habits: SyncHabits,
     ) -> None:
         self.host, self.base = host, base
         self._hosts, self._request, self._s3 = hosts, request, s3
         self._means, self._on_line = means, on_line
+        self.checkpoints = disk.checkpoint_dir(base, request)
         self._agent = SyncAgent(
-            s3, request["CheckpointConfig"]["S3Uri"], disk.checkpoint_dir(base, request)
+            s3, request["CheckpointConfig"]["S3Uri"], self.checkpoints, habits.rng, habits.stalled
         )
+        self._scratch = Path(tempfile.mkdtemp(prefix="instance-"))  # its path must be short
+        self.gone = False
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
 
@@ -62,6 +77,7 @@ class Instance:
                 **container.environment(self._means, self._request, self.base, self.host),
                 **environment,
                 "OMP_NUM_THREADS": str(threads),
+                "TMPDIR": str(self._scratch),
                 _MARK: str(self.base),
             },
             cwd=self.base if self._means.toolkit else self.base / "code",
@@ -84,8 +100,35 @@ class Instance:
         for process in self._first_process():
             _signal(process, signal.SIGTERM)
 
+    def rank_0(self) -> psutil.Process | None:
+        """The training process of the first local rank, if it runs."""
+        for process in self._tree():
+            try:
+                # torchrun itself has no LOCAL_RANK; its workers and their data workers do.
+                if process.environ().get("LOCAL_RANK") == "0":
+                    return process
+            except psutil.Error:
+                continue
+        return None
+
+    def hold_upload_at_half(self, step: int) -> threading.Event:
+        """Let the sync agent stop for good in the middle of a data file of `step` or later."""
+        return self._agent.hold_at_half(step)
+
+    def freeze(self) -> None:
+        """Every process stops dead, but stays; the peers see nothing."""
+        for process in self._tree():
+            _signal(process, signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """SIGKILL to all processes, without waiting for their end."""
+        if self._process and self._process.poll() is None:
+            for process in self._processes():
+                _signal(process, signal.SIGKILL)
+
     def vanish(self) -> None:
         """Everything ends at once, the sync agent included, and the disk is gone."""
+        self.gone = True
         self.stop()
         shutil.rmtree(self.base, ignore_errors=True)
 
@@ -103,6 +146,7 @@ class Instance:
                 self._process.wait()
                 self._reader.join()  # the pipe ends when its last writer is gone
         finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
             self._agent.stop()
 
     def failure(self) -> str | None:
@@ -113,13 +157,22 @@ class Instance:
             return None
 
     def _first_process(self) -> list[psutil.Process]:
-        if self._process is None or self._process.poll() is not None:
+        tree = self._tree()
+        if not tree or self._process is None:
             return []
-        tree = psutil.Process(self._process.pid).children(recursive=True)
         if self._means.pid_namespace:
             return tree[:1]  # the wrapper's child is the first process of the namespace
         torchrun = [process for process in tree if _runs_torchrun(process)]
         return torchrun[:1] or [psutil.Process(self._process.pid)]
+
+    def _tree(self) -> list[psutil.Process]:
+        """The container's processes, parents first; empty if it does not run."""
+        if self._process is None or self._process.poll() is not None:
+            return []
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
 
     def _processes(self) -> list[psutil.Process]:
         """What is still alive of this instance: the wrapper, whose namespace dies with it, or,

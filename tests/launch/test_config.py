@@ -156,8 +156,10 @@ def test_a_number_where_text_belongs_says_so(values):
     ]
 
 
-def test_every_setting_but_the_directories_reaches_the_script(values):
+def test_every_setting_but_the_places_reaches_the_script(values):
     sent = config.validate(values).hyperparameters()
     fields = TrainingSettings.__dataclass_fields__.keys()
-    assert fields - sent.keys() == {"checkpoint_dir", "train_dir", "validation_dir", "model_dir"}
+    assert fields - sent.keys() == {
+        *("checkpoint_dir", "checkpoint_s3_uri", "train_dir", "validation_dir", "model_dir")
+    }
     assert None not in sent.values()

@@ -1,4 +1,4 @@
-"""The container's entry point: it runs what the image would, and SIGTERM reaches torchrun alone."""
+"""The container's entry point: it runs what the image would, and only the ranks get SIGTERM."""
 
 import os
 import signal
@@ -50,14 +50,21 @@ def test_where_the_hostname_script_is_there_it_runs_that(image):
 
 @pytest.mark.skipif(not find_means(without_toolkit=False).pid_namespace, reason="no PID namespace")
 @pytest.mark.parametrize("entry", [DELIVER_SIGTERM, "bash -m start_with_right_hostname.sh train"])
-def test_as_the_first_process_it_forwards_sigterm_to_torchrun(image, tmp_path, entry):
+def test_as_the_first_process_it_forwards_sigterm_to_the_ranks_alone(image, tmp_path, entry):
     write, environment = image
     # The script of the images: `train` in the foreground, without exec and without a trap.
-    write("start_with_right_hostname.sh", "#!/bin/bash\ntrain\necho left > $OUT/left\n")
+    write("start_with_right_hostname.sh", "#!/bin/bash\ntrain\necho $? > $OUT/left\n")
     write("train", f"#!/bin/bash\n{sys.executable} $OUT/torchrun.py\n")
     (tmp_path / "torchrun.py").write_text(
-        "import os, signal, time\n"
+        "import os, signal, subprocess, sys\n"
         "open('/proc/self/comm', 'w').write('pt_elastic')\n"
+        "rank = subprocess.Popen([sys.executable, os.environ['OUT'] + '/rank.py'],\n"
+        "                        env={**os.environ, 'LOCAL_RANK': '0'})\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(99))\n"
+        "sys.exit(rank.wait())\n"
+    )
+    (tmp_path / "rank.py").write_text(
+        "import os, signal, time\n"
         "def told(*_):\n"
         "    open(os.environ['OUT'] + '/told', 'w').close()\n"
         "    os._exit(5)\n"
@@ -75,7 +82,7 @@ def test_as_the_first_process_it_forwards_sigterm_to_torchrun(image, tmp_path, e
         if entry is DELIVER_SIGTERM:
             container.wait(20)
             assert (tmp_path / "told").exists()
-            assert (tmp_path / "left").exists()
+            assert (tmp_path / "left").read_text() == "5\n"  # torchrun lived on to pass it on
         else:  # the control: the image's own entry point lets nobody know
             with pytest.raises(subprocess.TimeoutExpired):
                 container.wait(2)

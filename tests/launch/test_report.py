@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from launch.rehearsal.attempt import COMPLETED, RECLAIM, Attempt
+from launch.rehearsal.attempt import COMPLETED, Attempt
 from launch.rehearsal.container import Means
 from launch.rehearsal.equality import digest_of
+from launch.rehearsal.interruptions import RECLAIM
 from launch.rehearsal.report import Outcome, table, write
 
 

@@ -60,7 +60,10 @@ def test_the_request_on_spot(send, count):
                 },
             }
         ],
-        "Environment": {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "110"},
+        "Environment": {
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "110",
+            "CHECKPOINT_S3_URI": request["CheckpointConfig"]["S3Uri"],
+        },
         "ProfilerConfig": {"DisableProfiler": True},
     }
     assert hyperparameters["sagemaker_torch_distributed_enabled"] is True

@@ -91,7 +91,7 @@ def test_augmentation_depends_on_epoch_and_sample_alone(workers):
             settings = TrainingSettings(
                 total_steps=8, global_batch_size=12, dataloader_workers=workers
             )
-            group = Group(rank, world_size, torch.device("cpu"), None)
+            group = Group(rank, world_size, torch.device("cpu"), None, None)
             for step in steps_of_data(Augmented(), settings, group, first_step):
                 rows += [tuple(row.tolist()) for (batch,) in step for row in batch]
         return Counter(rows)

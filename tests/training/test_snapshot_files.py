@@ -168,49 +168,12 @@ def test_another_runs_snapshot_is_never_overwritten(tmp_path):
     assert files.verify(tmp_path, 2).run_name == "other"
 
 
-def test_pruning_keeps_the_newest_whole_ones_and_removes_older_junk(tmp_path):
-    for step in (1, 2, 3, 4):
-        write(tmp_path, step)
-    (tmp_path / "step-0000000002.pt").write_bytes(b"torn")
-    assert files.prune(tmp_path, "run", whole=[1, 3, 4], kept=2) == [2, 1]
-    assert files.candidates(os.listdir(tmp_path)) == [4, 3]
-
-
-def test_damaged_ones_do_not_push_out_the_good_one(tmp_path):
-    for step in (1, 2, 3, 4):
-        write(tmp_path, step)
-    # 2 and 3 were rejected at resume, 1 was resumed, 4 is the first one written since.
-    assert files.prune(tmp_path, "run", whole=[1, 4], kept=2) == [3, 2]
-    assert files.prune(tmp_path, "run", whole=[], kept=2) == []
-    assert files.candidates(os.listdir(tmp_path)) == [4, 1]
-
-
 def test_looking_whole_is_a_matter_of_owner_and_size(tmp_path):
     write(tmp_path, 1)
     write(tmp_path, 2, run_name="other")
     write(tmp_path, 3)
     (tmp_path / "step-0000000003.pt").write_bytes(b"torn")
     assert [s for s in (1, 2, 3, 4) if files.looks_whole(tmp_path, s, "run")] == [1]
-
-
-def test_pruning_leaves_other_runs_alone(tmp_path):
-    write(tmp_path, 1, run_name="other")
-    for step in (2, 3, 4):
-        write(tmp_path, step)
-    files.prune(tmp_path, "run", whole=[2, 3, 4], kept=2)
-    assert files.candidates(os.listdir(tmp_path)) == [4, 3, 1]
-
-
-def test_the_manifest_is_deleted_before_its_data(tmp_path, monkeypatch):
-    for step in (1, 2, 3):
-        write(tmp_path, step)
-    gone = []
-    unlink = type(tmp_path).unlink
-    monkeypatch.setattr(
-        type(tmp_path), "unlink", lambda path, **kw: (gone.append(path.name), unlink(path, **kw))
-    )
-    files.prune(tmp_path, "run", whole=[1, 2, 3], kept=2)
-    assert gone == ["step-0000000001.json", "step-0000000001.pt"]
 
 
 def test_a_reader_never_finds_part_of_a_file_under_a_final_name(tmp_path):

@@ -1,4 +1,4 @@
-"""The bytes of a snapshot: digests, atomic write, verification, pruning.
+"""The bytes of a snapshot: digests, atomic write, verification.
 
 A snapshot exists when its manifest exists and the data file's bytes match it. Whatever else lies in
 the directory is not a snapshot. Nothing here knows torch.distributed, or that there are other
@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -55,7 +55,7 @@ def write(directory: Path, state: State, **described: Any) -> Manifest:
     try:
         write_atomically(directory / manifest_name(step), lambda file: file.write(text))
     except OSError:
-        _delete(directory, step)  # a large file that is no snapshot, on a disk that is full
+        delete(directory, step)  # a large file that is no snapshot, on a disk that is full
         raise
     return manifest
 
@@ -125,20 +125,21 @@ def looks_whole(directory: Path, step: int, run_name: str) -> bool:
     return manifest.run_name == run_name and size == manifest.bytes
 
 
-def prune(directory: Path, run_name: str, whole: Sequence[int], kept: int) -> list[int]:
-    """Delete this run's snapshots that are older than the newest `kept` of `whole`.
+def owner(directory: Path, step: int) -> str | None:
+    """The run that a snapshot belongs to; None if its manifest is missing or cannot be read."""
+    try:
+        return Manifest.read(directory / manifest_name(step)).run_name
+    except NotASnapshot:
+        return None
 
-    `whole` are the steps known to be whole; only they count, so damaged files never push out good
-    ones. The manifest goes first: what a crash leaves in between is no snapshot. Returns the steps.
-    """
-    keep = sorted(whole, reverse=True)[:kept]
-    if not keep:
-        return []
-    doomed = [s for s in candidates(os.listdir(directory)) if s < keep[0] and s not in keep]
-    gone = [s for s in doomed if _owner(directory, s) in (run_name, None)]
-    for step in gone:
-        _delete(directory, step)
-    return gone
+
+def delete(directory: Path, step: int) -> None:
+    """Delete a snapshot, the manifest first: what a crash leaves in between is no snapshot."""
+    for path in (directory / manifest_name(step), directory / data_name(step)):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def prepare(directory: Path) -> None:
@@ -209,26 +210,11 @@ class _Tee:
 
 def _make_room(directory: Path, step: int, run_name: str) -> None:
     """Remove the leftovers of `step`, never another run's snapshot."""
-    owner = _owner(directory, step)
-    if owner not in (run_name, None):
-        raise FileExistsError(f"{data_name(step)} belongs to the run {owner!r}")
+    found = owner(directory, step)
+    if found not in (run_name, None):
+        raise FileExistsError(f"{data_name(step)} belongs to the run {found!r}")
     # An old manifest beside new data would be a snapshot that does not match: it goes first.
-    _delete(directory, step)
-
-
-def _owner(directory: Path, step: int) -> str | None:
-    try:
-        return Manifest.read(directory / manifest_name(step)).run_name
-    except NotASnapshot:
-        return None
-
-
-def _delete(directory: Path, step: int) -> None:
-    for path in (directory / manifest_name(step), directory / data_name(step)):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    delete(directory, step)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -16,6 +16,8 @@ FORMAT = 1
 # SageMaker's sync agent leaves files with this in their name alone; AWS's own containers write
 # their temporary files so.
 TEMPORARY = ".sagemaker-ignore"
+# The agent puts these beside a file that it is uploading, and one that it has uploaded.
+UPLOADING, UPLOADED = ".sagemaker-uploading", ".sagemaker-uploaded"
 _NAME = re.compile(r"step-(\d{10})\.(pt|json)")
 
 

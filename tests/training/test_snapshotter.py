@@ -1,0 +1,161 @@
+"""What rank 0 keeps when a signal comes or a peer goes: the state of one step boundary, whole."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from training import interruption, train
+from training.failure import TrainingError
+from training.snapshots import files, snapshotter
+
+
+class Counting(nn.Module):
+    """A model whose buffer changes in every forward pass, as BatchNorm's do."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("scratch", torch.zeros(()), persistent=False)
+
+    def forward(self, tokens, targets):
+        self.passes += 1
+        self.scratch += 1
+        return (self.weight[0] * tokens.float().mean() - 1) ** 2
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    monkeypatch.setattr(train, "build_model", lambda settings: Counting())
+
+
+def break_at(monkeypatch, step, error):
+    """Let optimizer step `step` fail after its forward and backward pass."""
+    take_step, seen = train.take_step, []
+
+    def failing(replica, micro_batches, rate, settings, device):
+        seen.append(rate)
+        if len(seen) < step:
+            return take_step(replica, micro_batches, rate, settings, device)
+        replica.model(*micro_batches[0]).backward()
+        raise error
+
+    monkeypatch.setattr(train, "take_step", failing)
+
+
+GLOO = RuntimeError("[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+
+
+@pytest.mark.parametrize("error", [GLOO, ValueError("a sample that cannot be read")])
+def test_a_failure_between_two_steps_leaves_the_last_complete_state(
+    run, checkpoints, counting, monkeypatch, error
+):
+    with monkeypatch.context() as patch:
+        break_at(patch, 4, error)
+        with pytest.raises((TrainingError, ValueError)):
+            run(snapshot_steps=100)
+    torch.distributed.destroy_process_group()
+    assert files.verify(checkpoints, 3).step == 3
+    state = files.load(checkpoints, 3)
+    assert state["model"]["passes"] == 3
+    resumed = run(snapshot_steps=100)
+    whole = run(snapshot_steps=100, checkpoint_dir=str(checkpoints.parent / "other"))
+    assert torch.equal(resumed["model"]["weight"], whole["model"]["weight"])
+    assert torch.equal(resumed["model"]["passes"], whole["model"]["passes"])
+
+
+def test_what_the_job_gave_up_on_is_not_kept(run, checkpoints, monkeypatch):
+    break_at(monkeypatch, 4, TrainingError("the loss is nan"))
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        run(snapshot_steps=100)
+    assert files.candidates(os.listdir(checkpoints)) == []
+
+
+def test_a_half_done_optimizer_step_is_not_kept(run, checkpoints, monkeypatch):
+    def fails(optimizer, *_):
+        raise RuntimeError("out of memory in the middle of the update")
+
+    take_step = train.take_step
+
+    def failing(replica, *rest):
+        if replica.optimizer.state:  # from the second step on
+            replica.optimizer.register_step_post_hook(fails)
+        return take_step(replica, *rest)
+
+    monkeypatch.setattr(train, "take_step", failing)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        run(snapshot_steps=100)
+    assert files.candidates(os.listdir(checkpoints)) == []
+
+
+def test_a_failure_before_the_first_step_writes_nothing(run, checkpoints, monkeypatch):
+    break_at(monkeypatch, 1, GLOO)
+    with pytest.raises(TrainingError):
+        run(snapshot_steps=100)
+    assert files.candidates(os.listdir(checkpoints)) == []
+
+
+def test_a_signal_in_the_middle_of_a_step_is_answered_at_its_end_and_training_goes_on(
+    run, checkpoints, monkeypatch
+):
+    take_step, sent = train.take_step, []
+
+    def signalled(*arguments):
+        sent.append(None)
+        if len(sent) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return take_step(*arguments)
+
+    started = []
+    monkeypatch.setattr(
+        snapshotter.Delivery, "start", lambda self, step, grace: started.append((step, grace))
+    )
+    monkeypatch.setattr(train, "take_step", signalled)
+    run(snapshot_steps=100)
+    steps = files.candidates(os.listdir(checkpoints))
+    assert steps == [6, 3]
+    ((step, ends),) = started
+    assert step == 3
+    assert 0 < ends - snapshotter.time.monotonic() <= interruption.GRACE_SECONDS
+
+
+def test_a_signal_during_validation_is_answered_there(run, text_dir, monkeypatch):
+    look, seen, started = snapshotter.Snapshotter.look, [], []
+
+    def signalled(self):
+        seen.append(None)
+        if len(seen) == 8:  # six steps, then batches
+            os.kill(os.getpid(), signal.SIGTERM)
+        look(self)
+
+    monkeypatch.setattr(snapshotter.Snapshotter, "look", signalled)
+    monkeypatch.setattr(
+        snapshotter.Delivery, "start", lambda self, step, grace: started.append(len(seen))
+    )
+    run(validation_dir=str(text_dir))
+    assert started == [8]
+    assert len(seen) > 8
+
+
+def test_a_signal_that_comes_before_training_listens_is_kept_for_it():
+    script = (
+        "import os, signal, sys, types\n"
+        "from training import interruption\n"
+        "interruption.hold_back()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "watching = interruption.Interruption(types.SimpleNamespace(rank=0, store=None))\n"
+        "assert watching.noticed() and not watching.noticed()\n"
+        "assert 'torch' not in sys.modules  # importing it takes seconds in which signals come\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr[:16]) == (0, "SIGTERM noticed:"), done.stderr
