@@ -116,8 +116,9 @@ def _run(options: argparse.Namespace) -> int:
     channels = data.channels(config)
     _refuse_what_is_in_s3(channels)
     attempt.check_port()
-    out = _empty(options.out or Path(f"out/rehearsal-{datetime.datetime.now():%Y%m%d-%H%M%S}"))
     means = container.find_means(without_toolkit=options.without_toolkit)
+    container.check_means(means)
+    out = _empty(options.out or Path(f"out/rehearsal-{datetime.datetime.now():%Y%m%d-%H%M%S}"))
     stalled = options.sync == "stalled"
     with (
         Screen(config.training.total_steps) as screen,

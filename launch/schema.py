@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from training.settings import TrainingSettings, is_directory
+from training.settings import AUTO, TrainingSettings, is_directory
 
 # In a pattern, \d and \w would allow the digits and letters of every script.
 _ROLE = r"^arn:aws[a-z\-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/\-]+$"
@@ -90,7 +90,10 @@ class JobConfig(_Section):
     def hyperparameters(self) -> dict[str, Any]:
         """What `train.py` gets on its command line: all settings, but none of the directories."""
         fields = dataclasses.fields(self.training)
-        return {f.name: getattr(self.training, f.name) for f in fields if not is_directory(f)}
+        sent = {f.name: getattr(self.training, f.name) for f in fields if not is_directory(f)}
+        if not self.training.deadline_seconds:
+            sent["deadline_seconds"] = float(self.spot.max_run)
+        return {name: AUTO if value is None else value for name, value in sent.items()}
 
 
 def readable(seconds: int) -> str:

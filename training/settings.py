@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 RUN_NAME_PATTERN = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 DEFAULT_CHECKPOINT_DIR = "/opt/ml/checkpoints"
+AUTO = "auto"
 CHECKPOINT_S3_URI = "CHECKPOINT_S3_URI"  # the variable in which the launcher repeats it
 
 
@@ -37,8 +38,12 @@ def knob(
     above: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] | None = None,
+    auto: bool = False,
 ) -> Any:
-    """A field with its help, its range, and whether it is `fixed` for the life of a run."""
+    """A field with its help, its range, and whether it is `fixed` for the life of a run.
+
+    With `auto` it is a number or None, which people write as the word auto.
+    """
     return field(
         default=default,
         metadata={
@@ -48,6 +53,7 @@ def knob(
             "above": above,
             "below": below,
             "choices": choices,
+            "auto": auto,
         },
     )
 
@@ -115,8 +121,25 @@ class TrainingSettings:
     sequence_length: int = knob(128, "bytes that the model sees at once", fixed=True, minimum=1)
     dropout: float = knob(0.1, "share of activations dropped", fixed=True, minimum=0, below=1)
 
-    snapshot_seconds: float = knob(300.0, "seconds between snapshots; 0: not by time", minimum=0)
+    snapshot_seconds: float | None = knob(
+        None,
+        "seconds between snapshots; 0: not by time; auto: as often as snapshot_overhead allows",
+        minimum=0,
+        auto=True,
+    )
     snapshot_steps: int = knob(0, "steps between snapshots; 0: not by steps", minimum=0)
+    snapshot_overhead: float = knob(
+        0.01,
+        "share of the time that snapshots may cost, where their pace is auto",
+        above=0,
+        below=1,
+    )
+    mean_seconds_between_interruptions: float = knob(
+        0, "how long an instance lasts on average, for the auto pace; 0: unknown", minimum=0
+    )
+    deadline_seconds: float = knob(
+        0, "training time after which the job is stopped, over all attempts; 0: never", minimum=0
+    )
     snapshots_kept: int = knob(3, "newest whole snapshots that are never pruned", minimum=2)
 
     dataloader_workers: int = knob(0, "processes that read data, on each rank", minimum=0)
@@ -190,7 +213,7 @@ class TrainingSettings:
             try:
                 converted[name] = _convert(known[name], value)
             except (TypeError, ValueError, KeyError):
-                problems.append(f"{name} is {value!r}, but must be {_KINDS[_type(known[name])]}")
+                problems.append(f"{name} is {value!r}, but must be {_described(known[name])}")
         try:
             settings = cls(**converted)
         except SettingsError as error:
@@ -237,11 +260,23 @@ def _unknown_flag(text: str) -> str:
 
 
 def _type(one: "dataclasses.Field[Any]") -> type:
+    if _may_be_auto(one):
+        return float
     assert isinstance(one.type, type)
     return one.type
 
 
+def _described(one: "dataclasses.Field[Any]") -> str:
+    return _KINDS[_type(one)] + (" or auto" if _may_be_auto(one) else "")
+
+
+def _may_be_auto(one: "dataclasses.Field[Any]") -> bool:
+    return bool(one.metadata.get("auto"))
+
+
 def _convert(one: "dataclasses.Field[Any]", value: Any) -> Any:
+    if _may_be_auto(one) and value in (AUTO, None):
+        return None
     kind = _type(one)
     if kind is bool:
         return {"true": True, "false": False}[str(value).lower()]
@@ -290,7 +325,7 @@ def _combination_problems(settings: TrainingSettings) -> list[str]:
             f"decay_steps is {settings.decay_steps}, before warmup_steps "
             f"{settings.warmup_steps} are over; set it to that or more, or to 0"
         )
-    if not settings.snapshot_steps and not settings.snapshot_seconds:
+    if not settings.snapshot_steps and settings.snapshot_seconds == 0:
         problems.append(
             "snapshot_steps and snapshot_seconds are both 0, so an interruption would lose the "
             "whole run; set one of them"

@@ -66,13 +66,11 @@ def train(settings: TrainingSettings, group: Group) -> None:
     settle_buckets(replica, dataset, settings, group)
 
     resumed = resume(settings, group, replica, samples)
-    snapshots = Snapshotter(settings, group, replica, resumed, samples, interruption)
-    pace = Pace(settings.global_batch_size, resumed.step)
-    if resumed.step >= settings.total_steps and group.rank == 0:
-        say(f"already finished: step {resumed.step} of {settings.total_steps}; writing the model")
+    step, pace = resumed.step, Pace(settings.global_batch_size, resumed.step)
+    if step >= settings.total_steps and group.rank == 0:
+        say(f"already finished: step {step} of {settings.total_steps}; writing the model")
 
-    step = resumed.step
-    with snapshots.salvaging():
+    with Snapshotter(settings, group, replica, resumed, samples, interruption) as snapshots:
         for micro_batches in steps_of_data(dataset, settings, group, first_step=step):
             rate = learning_rate(settings, step)
             seed_step(settings.seed, step, group.rank)
@@ -83,13 +81,13 @@ def train(settings: TrainingSettings, group: Group) -> None:
             if step % settings.log_every == 0 or step == settings.total_steps:
                 log_step(step, loss, norm, rate, pace, group)
 
-    snapshots.close(step)
-    if group.rank == 0:
-        export(model, settings)
-    if validation:
-        mean_loss = validation_loss(model, validation, settings, group, snapshots.look)
+        snapshots.finish(step)
         if group.rank == 0:
-            say(validation_line(step, mean_loss))
+            export(model, settings)
+        if validation:
+            mean_loss = validation_loss(model, validation, settings, group, snapshots.look)
+            if group.rank == 0:
+                say(validation_line(step, mean_loss))
     if group.rank == 0:
         say(f"finished step={step} model={settings.model_dir}/model.pt")
 

@@ -19,7 +19,7 @@ from launch.rehearsal.container import TOOLKIT_PORT, Means
 from launch.rehearsal.instance import Instance, SyncHabits, port_is_free
 from launch.rehearsal.interruptions import Interruption
 from launch.runs import split
-from training.snapshots.manifest import candidates, data_name, manifest_name, parse
+from training.snapshots.manifest import candidates, data_name, manifest_name
 
 COMPLETED, FAILED = "completed", "failed"
 SILENCE_SECONDS = 180.0
@@ -50,11 +50,6 @@ class Attempt:
     heard_rank_0: bool = False
     """Whether rank 0 is up: it has resumed, or started fresh"""
     cause: str | None = None
-
-    @property
-    def first_step(self) -> int | None:
-        """The first optimizer step that this attempt finished."""
-        return self.steps[0][1] if self.steps else None
 
     @property
     def last_step(self) -> int | None:
@@ -104,17 +99,12 @@ class Job:
         return [named.format(number) for number in range(1, count + 1)]
 
     def newest_in_s3(self) -> int:
-        """The newest step of which both files are in S3, in full length; 0 if there is none."""
+        """The newest step of which both files have reached S3; 0 if there is none."""
         bucket, prefix = split(self.request["CheckpointConfig"]["S3Uri"])
         listed = self.s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
-        sizes = {item["Key"].removeprefix(prefix): item["Size"] for item in listed}
-        for step in candidates(sizes):
-            if {data_name(step), manifest_name(step)} <= sizes.keys():
-                key = prefix + manifest_name(step)
-                text = self.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
-                if parse(manifest_name(step), text).bytes == sizes[data_name(step)]:
-                    return step
-        return 0
+        names = {item["Key"].removeprefix(prefix) for item in listed}
+        whole = (s for s in candidates(names) if {data_name(s), manifest_name(s)} <= names)
+        return next(whole, 0)
 
 
 def run(job: Job, number: int, clock: float, interruption: Interruption | None = None) -> Attempt:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launch.errors import Refused
+
 TOOLKIT_PORT = 7777
 _RESERVED = "sagemaker_"  # hyperparameters with this prefix are the SDK's, not the script's
 
@@ -48,6 +50,16 @@ def find_means(*, without_toolkit: bool) -> Means:
         toolkit=installed and sys.platform == "linux" and not without_toolkit,
         pid_namespace=_pid_namespace(),
     )
+
+
+def check_means(means: Means) -> None:
+    """Raise Refused where the container's chain could only be rehearsed in part."""
+    if means.toolkit and not means.pid_namespace:
+        raise Refused(
+            "this system gives no PID namespace, in which a container's entry point runs; install "
+            "unshare and setpriv (util-linux) and allow user namespaces, or rehearse without the "
+            "container: --without-toolkit"
+        )
 
 
 def command(means: Means, request: dict[str, Any], host: str, hosts: list[str]) -> list[str]:

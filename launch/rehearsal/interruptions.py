@@ -12,7 +12,7 @@ RECLAIM, KILL, HOST, SAVE, COMMIT, UPLOAD, FREEZE = KINDS = (
     "host",  # one instance vanishes, the others find out, then all are replaced
     "save",  # SIGKILL in the middle of writing a data file
     "commit",  # SIGKILL between data file and manifest
-    "upload",  # SIGKILL while half of an object is in S3
+    "upload",  # SIGKILL while half of a data file is on its way to S3
     "freeze",  # one instance stops dead, its peers wait for it, then SIGKILL
 )
 

@@ -18,9 +18,9 @@ _HOW = {
     RECLAIM: "SIGKILL",
     KILL: "SIGKILL without warning",
     HOST: "the others stopped",
-    SAVE: "SIGKILL in the middle of writing a data file",
-    COMMIT: "SIGKILL between a data file and its manifest",
-    UPLOAD: "SIGKILL while half an object was in S3",
+    SAVE: "SIGKILL amid writing a data file",
+    COMMIT: "SIGKILL before the manifest",
+    UPLOAD: "SIGKILL while half a data file was on its way to S3",
     FREEZE: "SIGKILL",
 }
 _SHOWN = (
@@ -84,7 +84,7 @@ class Screen:
         """The uninterrupted run is not run again."""
         self._say(
             "  uninterrupted:",
-            "taken from an earlier rehearsal of the same code, settings and data",
+            "kept from an earlier rehearsal: same code, settings and data",
         )
 
     def show(self, attempt: Attempt, event: str) -> None:
@@ -99,6 +99,8 @@ class Screen:
                 task, completed=attempt.last_step or 0, description=f"{name}: training"
             )
         elif event.startswith(_SHOWN):
+            if event.startswith("resumed "):
+                self._progress.update(task, completed=attempt.resumed_from or 0)
             self._say(f"  {name}:", escape(event))
         elif event.startswith("! "):
             self._say(f"  {name}:", _red(event.removeprefix("! ")))
@@ -137,7 +139,7 @@ class Screen:
             how = f"{_HOW.get(attempt.kind, attempt.kind)} {_after(attempt)}"
             if attempt.kind == HOST and attempt.cause:
                 self._say(f"  {name}:", f"the others noticed: {escape(attempt.cause)}")
-            self._say(f"  {name}:", _red(f"{how}; the instances and their disks are gone"))
+            self._say(f"  {name}:", _red(f"{how}; instances and disks are gone"))
 
     def _note(self, text: str) -> None:
         self._say("[yellow]note:[/]", escape(text))
@@ -159,7 +161,7 @@ def _red(text: str) -> str:
 
 
 def _after(attempt: Attempt) -> str:
-    return f"after step {attempt.last_step}" if attempt.last_step else "before any step"
+    return f"after step {attempt.last_step}" if attempt.last_step else "before its first step"
 
 
 def _verdict(outcome: report.Outcome) -> str:

@@ -21,8 +21,8 @@ class SyncAgent:
     As on SageMaker, every host has an agent, all write to the same prefix, files are restored only
     when the instance starts, a local deletion is repeated in S3, and marker files beside a file say
     that its upload has begun or is done. The order and the delays are unknown there; here they are
-    drawn from `rng`. Worse than there, half of a data file is in S3 while it is being uploaded.
-    With `stalled` the agent restores, and then does nothing any more.
+    drawn from `rng`. As in S3, nothing of an object shows before all of it has been sent. With
+    `stalled` the agent restores, and then does nothing any more.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SyncAgent:
             raise error
 
     def hold_at_half(self, step: int) -> threading.Event:
-        """Stop for good when half of a data file of `step` or later is in S3; tells when it is."""
+        """Stop for good when half of a data file of `step` or later is sent; tells when it is."""
         self._hold_from = step
         return self._held
 
@@ -116,15 +116,13 @@ class SyncAgent:
             begun.touch()
             yield
             seen, body = _stat(path), path.read_bytes()
+            yield  # half of it is sent
             match = _DATA.fullmatch(name)
-            if match and not self._is_there(name, len(body)):
-                self._put(name, body[: len(body) // 2])
-                yield
-                if self._hold_from is not None and int(match[1]) >= self._hold_from:
-                    self._idle = True
-                    self._held.set()
-                    return
-            self._put(name, body)
+            if match and self._hold_from is not None and int(match[1]) >= self._hold_from:
+                self._idle = True
+                self._held.set()
+                return
+            self._s3.put_object(Bucket=self._bucket, Key=self._prefix + name, Body=body)
             self._known[name] = seen
             yield
             if _stat(path) == seen:
@@ -134,15 +132,6 @@ class SyncAgent:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 begun.unlink()
-
-    def _is_there(self, name: str, size: int) -> bool:
-        """Whether rank 0 was faster: half an object must never take the place of a whole one."""
-        listed = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix + name)
-        return any(item["Size"] == size for item in listed.get("Contents", []))
-
-    def _put(self, name: str, body: bytes) -> None:
-        self._known.setdefault(name, (-1, -1))  # from now on there is something to delete
-        self._s3.put_object(Bucket=self._bucket, Key=self._prefix + name, Body=body)
 
     def _delete(self, name: str) -> Iterator[None]:
         path = self._directory / name

@@ -41,6 +41,7 @@ def test_killed_at_several_steps_it_ends_with_the_same_bits(whole, tmp_path):
     for attempt, kill_at in enumerate((4, 11, 17), start=1):
         with Torchrun(text, tmp_path, total_steps=STEPS) as run:
             run.until(rf"^step={kill_at} ")
+            run.until(r"^snapshot step=")
             run.kill()
             assert attempt == 1 or run.find(rf"^resumed step=\d+ .* attempt={attempt}$")
     with Torchrun(text, tmp_path, total_steps=STEPS) as run:

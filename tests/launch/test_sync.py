@@ -31,10 +31,6 @@ class Bucket:
     def delete_object(self, Bucket, Key):  # noqa: N803
         self.objects.pop(Key, None)
 
-    def list_objects_v2(self, Bucket, Prefix):  # noqa: N803
-        found = [(key, len(body)) for key, body in self.objects.items() if key.startswith(Prefix)]
-        return {"Contents": [{"Key": key, "Size": size} for key, size in found]}
-
     def get_paginator(self, operation):
         return self
 
@@ -85,24 +81,18 @@ def test_files_arrive_and_their_deletion_too_but_never_what_is_temporary(s3, tmp
     assert not list(tmp_path.glob(f"*{UPLOADED}"))
 
 
-def test_while_a_data_file_is_uploaded_half_of_it_is_there_and_a_marker_says_so(s3, tmp_path):
+def test_nothing_of_an_object_shows_before_all_of_it_was_sent_but_a_marker_tells(s3, tmp_path):
     syncing = agent(s3, tmp_path)
     (tmp_path / data_name(3)).write_bytes(b"12345678")
     moves = syncing.moves()
+    for _ in range(2):
+        next(moves)
+        assert (tmp_path / (data_name(3) + UPLOADING)).exists()
+        assert s3.objects == {}
     next(moves)
-    assert (tmp_path / (data_name(3) + UPLOADING)).exists()
-    next(moves)
-    assert s3.objects == {f"run/{data_name(3)}": b"1234"}
-    assert [*moves] != []
     assert s3.objects == {f"run/{data_name(3)}": b"12345678"}
-
-
-def test_half_an_object_never_takes_the_place_of_a_whole_one(s3, tmp_path):
-    syncing = agent(s3, tmp_path)
-    (tmp_path / data_name(3)).write_bytes(b"12345678")
-    s3.put_object("bucket", f"run/{data_name(3)}", b"12345678")  # rank 0 has sent it itself
-    for _ in syncing.moves():
-        assert s3.objects == {f"run/{data_name(3)}": b"12345678"}
+    assert [*moves] == []
+    assert (tmp_path / (data_name(3) + UPLOADED)).exists()
 
 
 def test_every_host_restores_and_deletes_in_the_one_prefix(s3, tmp_path):
@@ -122,8 +112,8 @@ def test_a_file_that_changes_during_its_upload_is_sent_again(s3, tmp_path):
     syncing = agent(s3, tmp_path)
     (tmp_path / "notes").write_bytes(b"one")
     moves = syncing.moves()
-    next(moves)
-    next(moves)
+    for _ in range(3):
+        next(moves)
     (tmp_path / "notes").write_bytes(b"other")
     assert [*moves] == []
     assert not (tmp_path / f"notes{UPLOADED}").exists()
@@ -150,7 +140,7 @@ def test_held_at_half_it_never_goes_on(s3, tmp_path):
     files.delete(tmp_path, 4)
     syncing.one_pass()
     syncing.stop()
-    assert len(s3.objects[f"run/{data_name(5)}"]) < (tmp_path / data_name(5)).stat().st_size
+    assert f"run/{data_name(5)}" not in s3.objects
 
 
 def test_the_same_seed_gives_the_same_order(tmp_path):

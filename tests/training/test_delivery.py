@@ -55,8 +55,7 @@ def puts(monkeypatch):
 def test_the_data_goes_before_the_manifest_and_both_arrive(s3, checkpoints, monkeypatch, capfd):
     sent = puts(monkeypatch)
     taken = Delivery(checkpoints, URI)
-    taken.start(7, grace_ends=delivery.time.monotonic() + 100)
-    taken.finish()
+    taken.send(7, grace_ends=delivery.time.monotonic() + 100)
     assert sent == [DATA, MANIFEST]
     assert held(s3) == {DATA: 4000, MANIFEST: 2}
     assert taken.arrived == {7}

@@ -294,7 +294,7 @@ def test_the_directory_never_holds_more_than_kept_and_one(run, checkpoints, monk
 
     monkeypatch.setattr(Snapshotter, "after_step", counted)
     run(total_steps=20, decay_steps=20, snapshot_steps=1, snapshots_kept=2)
-    assert max(most) == 2
+    assert 2 <= max(most) <= 3
 
 
 def test_a_full_disk_costs_a_snapshot_and_not_the_run(run, checkpoints, monkeypatch, capfd):

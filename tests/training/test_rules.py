@@ -14,8 +14,6 @@ from training.failure import TrainingError
 from training.group import joined
 from training.optimization import learning_rate
 from training.settings import SettingsError, TrainingSettings
-from training.snapshots import cadence
-from training.snapshots.cadence import Cadence
 
 
 def test_the_learning_rate_is_a_function_of_settings_and_step():
@@ -34,22 +32,6 @@ def test_the_learning_rate_is_a_function_of_settings_and_step():
 def test_decay_steps_pin_the_schedule_when_the_run_is_extended():
     pinned = [TrainingSettings(total_steps=n, decay_steps=50) for n in (50, 100)]
     assert [learning_rate(s, 30) for s in pinned] == [learning_rate(pinned[0], 30)] * 2
-
-
-def test_cadence_counts_steps_or_seconds_whichever_comes_first(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(cadence.time, "monotonic", lambda: now[0])
-    both = Cadence(steps=10, seconds=60.0, first_step=5)
-    assert not both.due(14)
-    assert both.due(15)
-    both.saved(15)
-    now[0] += 59.0
-    assert not both.due(16)
-    now[0] += 1.0
-    assert both.due(16)
-    never = Cadence(steps=0, seconds=0.0, first_step=0)
-    now[0] += 1e9
-    assert not never.due(10**9)
 
 
 @pytest.mark.parametrize("value", [2.3456, -1.5, 0.0, 1e-12, 12345678.9, math.inf, -math.inf])

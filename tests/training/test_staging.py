@@ -156,7 +156,16 @@ def torchs_own(replica, step):
     return written(as_lists(state))
 
 
+def containers(value):
+    """The types of a nested state's containers, in order."""
+    if not isinstance(value, (dict, list, tuple)):
+        return []
+    items = value.values() if isinstance(value, dict) else value
+    return [type(value), *(kind for item in items for kind in containers(item))]
+
+
 def assert_same(staged, expected):
+    assert containers(staged) == containers(expected)
     assert list(flat(staged)) == list(flat(expected))
     assert differing(staged, expected) == []
 
@@ -364,11 +373,14 @@ def test_a_state_that_grows_or_shrinks_gets_buffers_that_fit(group, stage):
     replica = replicate(Net())
     staging = stage(replica)
     take_step(replica)
-    for step in range(1, 4):
+    for step in range(1, 5):
         if step == 2:
             for kept in replica.optimizer.state.values():
                 kept["extra"] = torch.full((step, 3), 9.0)
         if step == 3:
+            for kept in replica.optimizer.state.values():
+                kept["extra"] = torch.full((2, 3), 9, dtype=torch.int32)  # as many bytes
+        if step == 4:
             for kept in replica.optimizer.state.values():
                 del kept["extra"]
         staging.begin(step)
@@ -405,11 +417,14 @@ def test_release_waits_for_a_copy_that_nobody_asked_for(group, stage):
 
 
 def test_an_error_in_copying_costs_that_state_and_not_the_training(group, stage):
+    gate = threading.Event()
+
     class Broken(Staging):
         working = False
 
         def _copy(self, buffer, source):
             if not self.working and threading.current_thread() is not MAIN:
+                assert gate.wait(DEADLINE)
                 raise MemoryError("no room")
             super()._copy(buffer, source)
 
@@ -417,7 +432,9 @@ def test_an_error_in_copying_costs_that_state_and_not_the_training(group, stage)
     take_step(replica)
     staging = stage(replica, Broken)
     staging.begin(1)
+    threading.Timer(0.1, gate.set).start()
     take_step(replica)
+    assert staging.waited_seconds > 0
     with pytest.raises(MemoryError, match="no room"):
         staging.state()
     assert staging.host_bytes == 0

@@ -1,21 +1,116 @@
-"""When the next snapshot is due: after so many steps or seconds, whichever comes first."""
+"""When the next snapshot is due: after so many steps or seconds, or as often as it may cost."""
 
+import math
+import statistics
 import time
+from collections import deque
+from dataclasses import dataclass
+
+from training.settings import TrainingSettings
+
+LONGEST_SECONDS = 600.0  # between two snapshots, whatever they cost
+FIRST_SECONDS = 30.0  # until the first one, whose cost is not known yet
+SHORTEST_SECONDS = 1.0
+DEADLINE_MARGIN_SECONDS = 15.0  # for what a measured write does not foresee
+_STEPS_REMEMBERED = 50
+_WORTH_TELLING = 1.25  # change of the pace by this factor
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds from one snapshot to the next, and why."""
+
+    seconds: float
+    reason: str
+
+
+def pace_for(cost: float | None, settings: TrainingSettings) -> Pace:
+    """How far apart snapshots should be that cost `cost` seconds of training each.
+
+    None: not known yet. With a mean time between interruptions it is Young's optimum
+    √(2 · cost · MTBF) (Young 1974, Daly 2006) where that is longer than the allowed overhead asks.
+    """
+    if settings.snapshot_seconds is not None:
+        return Pace(settings.snapshot_seconds or math.inf, "set by snapshot_seconds")
+    if settings.snapshot_steps:
+        return Pace(math.inf, "set by snapshot_steps")
+    if cost is None:
+        return Pace(FIRST_SECONDS, "the cost of a snapshot is not known yet")
+    share = settings.snapshot_overhead
+    seconds, reason = cost / share, f"one costs {cost:.3f} s of training and may cost {share:.1%}"
+    optimum = math.sqrt(2 * cost * settings.mean_seconds_between_interruptions)
+    if optimum > seconds:
+        seconds = optimum
+        reason = (
+            f"one costs {cost:.3f} s of training and an instance lasts "
+            f"{settings.mean_seconds_between_interruptions:.0f} s"
+        )
+    if seconds > LONGEST_SECONDS:
+        return Pace(LONGEST_SECONDS, f"{reason}, but never further apart than this")
+    return Pace(max(SHORTEST_SECONDS, seconds), reason)
 
 
 class Cadence:
-    """Counts from the last snapshot, or from the start of the attempt. Zero switches a rule off."""
+    """Counts from the last snapshot, or from the start of the attempt; learns what one costs.
 
-    def __init__(self, steps: int, seconds: float, first_step: int) -> None:
-        self._steps, self._seconds = steps, seconds
-        self.saved(first_step)
+    `seconds_before` is how long earlier attempts have trained, for the deadline.
+    """
+
+    def __init__(
+        self, settings: TrainingSettings, first_step: int, seconds_before: float = 0.0
+    ) -> None:
+        self._settings = settings
+        self._before, self._began = seconds_before, time.monotonic()
+        self._undisturbed = deque[float](maxlen=_STEPS_REMEMBERED)
+        self._last_arrival: float | None = None
+        self._slow_down = 0.0
+        self._write_seconds = 0.0
+        self._cost: float | None = None
+        self._deadline_met = False
+        self.pace = pace_for(None, settings)
+        self.taken(first_step)
+
+    @property
+    def seconds_trained(self) -> float:
+        """Over all attempts, as far as this one knows."""
+        return self._before + time.monotonic() - self._began
+
+    def step_done(self, *, writing: bool) -> None:
+        """Take note of a step's duration; `writing`: a snapshot was on its way meanwhile."""
+        now = time.monotonic()
+        if self._last_arrival is not None:
+            seconds = now - self._last_arrival
+            if not writing:
+                self._undisturbed.append(seconds)
+            elif self._undisturbed:
+                self._slow_down += max(0.0, seconds - statistics.median(self._undisturbed))
+        self._last_arrival = now
 
     def due(self, step: int) -> bool:
         """Whether a snapshot of `step` is due now."""
-        by_steps = self._steps and step - self._last_step >= self._steps
-        by_time = self._seconds and time.monotonic() - self._last_time >= self._seconds
-        return bool(by_steps or by_time)
+        every = self._settings.snapshot_steps
+        by_steps = every and step - self._last_step >= every
+        return bool(by_steps) or time.monotonic() - self._last_time >= self.pace.seconds
 
-    def saved(self, step: int) -> None:
-        """Count from `step` and from now on, whether or not that snapshot could be written."""
-        self._last_step, self._last_time = step, time.monotonic()
+    def deadline_is_near(self) -> bool:
+        """True once, when it is time for a last snapshot before the job is stopped."""
+        deadline = self._settings.deadline_seconds
+        needed = 2 * self._write_seconds + DEADLINE_MARGIN_SECONDS
+        if not deadline or self._deadline_met or self.seconds_trained + needed < deadline:
+            return False
+        self._deadline_met = True
+        return True
+
+    def taken(self, step: int) -> None:
+        """Count from `step` and from now on, whether or not that snapshot can be written."""
+        self._last_step, self._last_time, self._slow_down = step, time.monotonic(), 0.0
+
+    def written(self, stall_seconds: float, write_seconds: float) -> Pace | None:
+        """Learn from a snapshot that has been written; the new pace, if it is worth telling."""
+        self._write_seconds = max(self._write_seconds, write_seconds)
+        cost = stall_seconds + self._slow_down
+        # Smoothed: one step that was slow for another reason must not decide the pace.
+        self._cost = cost if self._cost is None else (self._cost + cost) / 2
+        before, self.pace = self.pace, pace_for(self._cost, self._settings)
+        longer, shorter = (f(before.seconds, self.pace.seconds) for f in (max, min))
+        return self.pace if longer > _WORTH_TELLING * shorter else None

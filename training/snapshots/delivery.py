@@ -5,7 +5,6 @@ but nothing depends on it: what is missing costs one warning.
 """
 
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,28 +18,13 @@ _CLOCK_SLACK_SECONDS = 2.0  # S3 tells the second in which an object was written
 class Delivery:
     """Sends snapshots from `directory` to the S3 prefix `uri`; an empty `uri` sends nothing."""
 
-    def __init__(self, directory: Path, uri: str) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path | str, uri: str) -> None:
+        self._directory = Path(directory)
         self._bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         self._prefix = prefix.rstrip("/") + "/" if prefix else ""
-        self._thread: threading.Thread | None = None
         self._warned = False
         self.arrived: set[int] = set()
         """The steps whose two files are in S3 because of this object."""
-
-    def start(self, step: int, grace_ends: float | None) -> None:
-        """Send the snapshot of `step` in the background; training goes on."""
-        self.finish()
-        # A daemon: an upload that hangs must not keep a finished job alive.
-        self._thread = threading.Thread(
-            target=self.send, args=(step, grace_ends), name="delivery", daemon=True
-        )
-        self._thread.start()
-
-    def finish(self, timeout: float | None = None) -> None:
-        """Wait for a background upload."""
-        if self._thread:
-            self._thread.join(timeout)
 
     def send(self, step: int, grace_ends: float | None = None) -> None:
         """Upload the data file, then the manifest, each unless it is in S3 already.

@@ -42,6 +42,7 @@ class Manifest:
     attempt: int = 1
     dataset_samples: int = 0
     optimizer: str = ""
+    seconds_trained: float = 0.0
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":

@@ -25,13 +25,15 @@ from training.snapshots import files
 class Resumed:
     """Where training starts: after `step` optimizer steps; `snapshot` is None for a fresh start.
 
-    `whole` are the steps of this run's snapshots in the directory, the resumed one included.
+    `whole` are the steps of this run's snapshots in the directory, the resumed one included, and
+    `seconds_trained` is how long the attempts took that led to it.
     """
 
     step: int = 0
     attempt: int = 1
     snapshot: str | None = None
     whole: tuple[int, ...] = ()
+    seconds_trained: float = 0.0
 
 
 def resume(
@@ -99,7 +101,11 @@ def _choose(settings: TrainingSettings) -> _Found | None:
             older = sorted(s for s in steps if s < step)
             whole = [s for s in older if files.looks_whole(directory, s, settings.run_name)]
             resumed = Resumed(
-                step=step, attempt=manifest.attempt + 1, snapshot=name, whole=(*whole, step)
+                step=step,
+                attempt=manifest.attempt + 1,
+                snapshot=name,
+                whole=(*whole, step),
+                seconds_trained=manifest.seconds_trained,
             )
             return _Found(manifest, state, resumed)
     if foreign or damaged:

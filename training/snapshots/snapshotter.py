@@ -1,32 +1,26 @@
-"""Rank 0's facade: captures the state between two steps, writes it when due, prunes the old ones.
+"""Rank 0's facade: stages the state between two steps, and has it written while training goes on.
 
 On every other rank it does nothing, and on none does it take a collective: a snapshot can be
 written when the peers are already gone.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-)
 
-from training.failure import TrainingError, say
+from training.failure import TrainingError, say, sentence
 from training.group import Group
 from training.interruption import Interruption
-from training.metrics import snapshot_line
 from training.replica import Replica
 from training.settings import TrainingSettings
-from training.snapshots import files, retention
 from training.snapshots.cadence import Cadence
 from training.snapshots.delivery import Delivery
-from training.snapshots.resume import Resumed, plain
+from training.snapshots.host_memory import check_room
+from training.snapshots.resume import Resumed
+from training.snapshots.staging import Staging
+from training.snapshots.writer import Writer
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,66 @@ class _Boundary:
 
 
 class Snapshotter:
-    """Call `after_step` between optimizer steps, and `close` after the last one."""
+    """Call `after_step` between optimizer steps, and `finish` after the last one.
+
+    It is a context: when the block fails, as it does when a peer vanishes, the last complete state
+    is written. It is still in memory, it takes no collective, and this process leaves afterwards.
+    What the job itself gave up on (TrainingError) is not worth keeping.
+    """
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        group: Group,
+        replica: Replica,
+        resumed: Resumed,
+        dataset_samples: int,
+        interruption: Interruption,
+    ) -> None:
+        self._interruption = interruption
+        self._keeper = (
+            _Keeper(settings, group, replica, resumed, dataset_samples, interruption)
+            if group.rank == 0
+            else None
+        )
+        self._group = group
+
+    def after_step(self, step: int, gradient_norm: torch.Tensor) -> None:
+        """Begin a snapshot of `step` if one is due, or if the instance is about to be taken away.
+
+        A disk that refuses costs this snapshot and no other; training goes on, and the next due
+        time tries again. A step whose gradient is not finite is never written over a good one.
+        """
+        noticed = self._interruption.noticed()
+        if self._keeper:
+            self._keeper.after_step(_Boundary(step, gradient_norm), urgent=noticed)
+
+    def look(self) -> None:
+        """Answer a stop signal; call it wherever training stays long between two steps."""
+        noticed = self._interruption.noticed()
+        if self._keeper:
+            self._keeper.look(urgent=noticed)
+
+    def finish(self, step: int) -> None:
+        """Write the last snapshot, of `step`. Raises TrainingError if it cannot be written."""
+        if self._keeper:
+            self._keeper.finish(step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        failed = isinstance(error, Exception) and not isinstance(error, TrainingError)
+        if failed and error:
+            self._group.peers.tell(error)
+        if self._keeper:
+            if failed:
+                self._keeper.salvage()
+            self._keeper.close()
+
+
+class _Keeper:
+    """Rank 0's part."""
 
     def __init__(
         self,
@@ -52,70 +105,135 @@ class Snapshotter:
         self._settings, self._group, self._replica = settings, group, replica
         self._attempt, self._dataset_samples = resumed.attempt, dataset_samples
         self._interruption = interruption
-        self._directory = Path(settings.checkpoint_dir)
-        self._delivery = Delivery(self._directory, settings.checkpoint_s3_uri)
-        self._cadence = Cadence(settings.snapshot_steps, settings.snapshot_seconds, resumed.step)
+        self._delivery = Delivery(settings.checkpoint_dir, settings.checkpoint_s3_uri)
+        self._cadence = Cadence(settings, resumed.step, resumed.seconds_trained)
+        self._staging = Staging(replica)
+        self._writer = Writer(settings, self._staging, self._delivery, self._describe)
         self._whole = list(resumed.whole)
         self._restored = frozenset(resumed.whole)
+        self._begun = self._urgent = False
+        self._skipped = 0
+        self._last_failure: str | None = None
         self._boundary: _Boundary | None = None
-        self._buffers = _persistent_buffers(replica) if group.rank == 0 else {}
+        self._buffers = _persistent_buffers(replica)
         self._buffers_then = {name: value.clone() for name, value in self._buffers.items()}
         replica.optimizer.register_step_pre_hook(self._leave_boundary)
+        self._say_what_comes(resumed.step)
 
-    def after_step(self, step: int, gradient_norm: torch.Tensor) -> None:
-        """Write a snapshot of `step` if one is due, or if the instance is about to be taken away.
+    def after_step(self, boundary: _Boundary, *, urgent: bool) -> None:
+        """Everything that is done between two steps; none of it waits for a disk."""
+        if not self._begun:  # now the optimizer has its state
+            self._begun = True
+            check_room(self._replica)
+        self._cadence.step_done(writing=self._writer.busy)
+        self._arrive_at(boundary)
+        self._collect()
+        self._urgent |= urgent or self._cadence.deadline_is_near()
+        if self._urgent or self._cadence.due(boundary.step):
+            self._begin()
 
-        A disk that refuses costs this snapshot and no other; training goes on, and the next due
-        time tries again. A step whose gradient is not finite is never written over a good one.
-        """
-        if self._group.rank == 0:
-            self._arrive_at(_Boundary(step, gradient_norm))
-            if self._cadence.due(step):
-                self._try_to_write()
-        self.look()
+    def look(self, *, urgent: bool) -> None:
+        """Begin the snapshot that a signal asks for, or asked for while the writer was busy."""
+        self._urgent |= urgent
+        self._collect()
+        if self._urgent:
+            self._begin()
 
-    def look(self) -> None:
-        """Answer a stop signal; call it wherever training stays long between two steps.
-
-        The snapshot is written, and sent to S3 in the background: SageMaker promises no last
-        upload. Training goes on.
-        """
-        if self._interruption.noticed():
-            self._try_to_write()
-            if self._whole:
-                self._delivery.start(self._whole[-1], self._interruption.grace_ends)
-
-    @contextmanager
-    def salvaging(self) -> Iterator[None]:
-        """When the block fails, as it does when a peer vanishes, write the last complete state.
-
-        It is still in memory, it takes no collective, and this process leaves afterwards. What the
-        job itself gave up on (TrainingError) is not worth keeping.
-        """
-        try:
-            yield
-        except TrainingError:
-            raise
-        except Exception as error:
-            self._group.peers.tell(error)
-            if self._group.rank == 0 and self._boundary:
-                self._try_to_write()
-                if self._whole:
-                    self._delivery.finish(timeout=30)
-                    self._delivery.send(self._whole[-1])
-            raise
-
-    def close(self, step: int) -> None:
-        """Write the last snapshot, of `step`. Raises TrainingError if it cannot be written."""
-        if self._group.rank != 0 or step in self._whole:
+    def salvage(self) -> None:
+        """Write the last boundary's state and take it to S3, and wait for both."""
+        if self._boundary is None:
             return
         try:
-            self._write(step)
-        except OSError as error:
+            for name, value in self._buffers.items():  # a forward pass has begun since
+                value.copy_(self._buffers_then[name])
+            self._collect(wait=True)
+            self._urgent = True
+            self._begin()
+            self._collect(wait=True)
+        except Exception as error:  # the failure that brought us here is the one to report
+            say(f"snapshot_failed reason={sentence(error)}")
+
+    def finish(self, step: int) -> None:
+        """Wait for the writer, and let it write `step`."""
+        self._collect(wait=True)
+        if step not in self._whole:
+            self._begin()
+            self._collect(wait=True)
+        if step not in self._whole:
             raise TrainingError(
-                f"the last snapshot, of step {step}, could not be written to {self._directory}: "
-                f"{error}; make room or give a writable --checkpoint-dir and start again"
-            ) from error
+                f"the last snapshot, of step {step}, could not be written to "
+                f"{self._settings.checkpoint_dir}: {self._last_failure}; make room or give a "
+                f"writable --checkpoint-dir and start again"
+            )
+        if self._skipped:
+            say(f"snapshots_skipped count={self._skipped} reason=the one before was being written")
+
+    def close(self) -> None:
+        """Let the writer end what it has begun; no thread and no copy of the state remain."""
+        self._writer.close()
+        self._staging.close()
+
+    def _begin(self) -> None:
+        """Stage the last boundary's state, unless it is written already or not sound."""
+        boundary = self._boundary
+        if boundary is None:
+            return
+        step, norm = boundary.step, boundary.gradient_norm
+        if self._writer.busy:  # an urgent one has its turn as soon as the writer is free
+            if not self._urgent:
+                self._skipped += 1
+                self._cadence.taken(step)
+            return
+        urgent, self._urgent = self._urgent, False
+        self._cadence.taken(step)
+        sound = step in self._whole or bool(torch.isfinite(norm))
+        if not sound:
+            say(f"snapshot_refused step={step} reason=gradient norm is {float(norm)}")
+        if sound and step not in self._whole:
+            self._stage(step, deliver=urgent)
+        elif urgent and self._whole:
+            self._writer.start_delivery(self._whole[-1], self._interruption.grace_ends)
+
+    def _stage(self, step: int, *, deliver: bool) -> None:
+        started = time.perf_counter()
+        self._staging.begin(step)
+        self._writer.start(
+            step,
+            time.perf_counter() - started,
+            tuple(self._whole),
+            self._restored,
+            self._interruption.grace_ends,
+            deliver=deliver,
+        )
+
+    def _collect(self, *, wait: bool = False) -> None:
+        """Take note of what the writer has done; each cause of failure is told once."""
+        try:
+            written = self._writer.collect(wait=wait)
+        except Exception as error:
+            cause = str(error) if isinstance(error, OSError) else sentence(error)
+            if cause != self._last_failure:
+                say(f"snapshot_failed step={self._writer.step} reason={cause}")
+            self._last_failure = cause
+            return
+        if written is None:
+            return
+        self._last_failure = None
+        self._whole = [s for s in [*self._whole, written.step] if s not in written.deleted]
+        pace = self._cadence.written(written.stall_seconds, written.write_seconds)
+        if pace:
+            say(f"snapshot_pace seconds={pace.seconds:.0f} reason={pace.reason}")
+
+    def _describe(self, step: int) -> dict[str, Any]:
+        return {
+            "samples_seen": step * self._settings.global_batch_size,
+            "world_size": self._group.world_size,
+            "settings": self._settings.fingerprint(),
+            "attempt": self._attempt,
+            "dataset_samples": self._dataset_samples,
+            "optimizer": type(self._replica.optimizer).__name__,
+            "seconds_trained": round(self._cadence.seconds_trained, 3),
+        }
 
     def _arrive_at(self, boundary: _Boundary) -> None:
         self._boundary = boundary
@@ -125,72 +243,23 @@ class Snapshotter:
     def _leave_boundary(self, *_: object) -> None:
         self._boundary = None  # an optimizer step is half done until after_step says otherwise
 
-    def _try_to_write(self) -> None:
-        """Write the state of the last boundary, unless it is written already or not sound."""
-        boundary = self._boundary
-        if boundary is None or boundary.step in self._whole:
-            return
-        step, norm = boundary.step, boundary.gradient_norm
-        self._cadence.saved(step)
-        if not torch.isfinite(norm):
-            say(f"snapshot_refused step={step} reason=gradient norm is {float(norm)}")
-            return
-        try:
-            self._write(step)
-        except OSError as error:
-            say(f"snapshot_failed step={step} reason={error}")
-
-    def _write(self, step: int) -> None:
-        started = time.monotonic()
-        state = capture(self._replica, step)
-        state["model"].update({name: on_host(kept) for name, kept in self._buffers_then.items()})
-        manifest = files.write(
-            self._directory,
-            state,
-            run_name=self._settings.run_name,
-            step=step,
-            samples_seen=step * self._settings.global_batch_size,
-            world_size=self._group.world_size,
-            settings=self._settings.fingerprint(),
-            attempt=self._attempt,
-            dataset_samples=self._dataset_samples,
-            optimizer=type(self._replica.optimizer).__name__,
-        )
-        self._whole.append(step)
-        self._prune()
-        seconds = time.monotonic() - started
-        say(snapshot_line(step, stall_seconds=seconds, write_seconds=seconds, bytes=manifest.bytes))
-
-    def _prune(self) -> None:
-        s = self._settings
-        arrived = self._restored | self._delivery.arrived
-        gone = retention.prune(self._directory, s.run_name, self._whole, s.snapshots_kept, arrived)
-        self._whole = [step for step in self._whole if step not in gone]
+    def _say_what_comes(self, first_step: int) -> None:
+        every, left = self._settings.snapshot_steps, self._settings.total_steps - first_step
+        if every >= left > 0:
+            say(
+                f"snapshot_pace steps={every} reason=set by snapshot_steps; the {left} steps that "
+                f"are left end before, so only the last one will be written"
+            )
+        elif not every and left > 0:
+            pace = self._cadence.pace
+            say(f"snapshot_pace seconds={pace.seconds:.0f} reason={pace.reason}")
 
 
 def _persistent_buffers(replica: Replica) -> dict[str, torch.Tensor]:
-    """The model's buffers that a snapshot holds, by their plain names."""
+    """The model's buffers that a snapshot holds, by their names in the model."""
     model = replica.plain_model
     saved = model.state_dict().keys()
-    return {plain(name): value for name, value in model.named_buffers() if name in saved}
-
-
-def capture(replica: Replica, step: int) -> dict[str, Any]:
-    """The state that cannot be derived, after `step` steps and before the gradients are cleared.
-
-    Names are the plain model's: no `module.` of DDP's, no `_orig_mod.` of torch.compile's. Tensors
-    on a GPU are copied to the host; on a CPU they are the live ones.
-    """
-    # With gradients in place an optimizer that keeps no state is left alone; without them torch
-    # would take a step to create some.
-    state: dict[str, Any] = {
-        "model": get_model_state_dict(replica.model),
-        "optimizer": get_optimizer_state_dict(replica.model, replica.optimizer),
-        "step": step,
-    }
-    if replica.scaler.is_enabled():
-        state["scaler"] = replica.scaler.state_dict()
-    return {name: on_host(value) for name, value in state.items()}
+    return {name: value for name, value in model.named_buffers() if name in saved}
 
 
 def on_host(value: Any) -> Any:

@@ -103,7 +103,7 @@ class Staging:
         self._buffers = []
 
     def _copy_fleeting(self, taken: "_Taken") -> None:
-        """Copy now what a forward pass, a schedule or the loss scaler may change."""
+        """Copy now what a forward pass or a schedule may change."""
         state = taken.state
         for name, value in state["model"].items():
             if not _is_lasting(value):
@@ -111,8 +111,6 @@ class Staging:
         state["optimizer"]["param_groups"] = self._on_host(
             state["optimizer"]["param_groups"], taken
         )
-        if "scaler" in state:
-            state["scaler"] = self._on_host(state["scaler"], taken)
 
     def _copy_lasting(self, taken: "_Taken", boundary: torch.cuda.Event | None) -> State:
         """Copy what only the optimizer changes, from this object's own thread."""
@@ -251,7 +249,7 @@ def _take(replica: Replica, step: int, names: dict[nn.Parameter, str]) -> _Taken
         "step": step,
     }
     if replica.scaler.is_enabled():
-        state["scaler"] = replica.scaler.state_dict()
+        state["scaler"] = replica.scaler.state_dict()  # numbers
     lasting: list[Tensor] = [value for value in model.values() if _is_lasting(value)]
     lasting += _tensors(optimizer["state"])
     return _Taken(state, lasting, [tensor._version for tensor in lasting])
