@@ -71,13 +71,14 @@ def volume(config: JobConfig, data_bytes: int = 0) -> Iterator[str]:
     parameters = limits.parameter_count(
         training.model_width, training.model_depth, training.sequence_length
     )
-    snapshot, kept = BYTES_PER_PARAMETER * parameters, training.snapshots_kept
-    # One more snapshot while the oldest is replaced; the final model, plain and as an archive.
-    needed = math.ceil((snapshot * (kept + 1) + 8 * parameters + data_bytes) / GIB + 1)
+    snapshot, count = BYTES_PER_PARAMETER * parameters, training.snapshots_kept + 2
+    # The one that is being written, and one whose successors have not reached S3 yet; the final
+    # model, plain and as an archive.
+    needed = math.ceil((snapshot * count + 8 * parameters + data_bytes) / GIB + 1)
     if size < needed:
         data = f"and {data_bytes / GIB:.1f} GiB of data need {needed} GiB"
         yield (
-            f"compute.volume_gb is {size}, but {kept + 1} snapshots of {snapshot / GIB:.1f} GiB, "
+            f"compute.volume_gb is {size}, but {count} snapshots of {snapshot / GIB:.1f} GiB, "
             f"the final model and its archive "
             f"{data if data_bytes else f'need {needed} GiB before any data'}: "
             f"set compute.volume_gb to {needed} or more"

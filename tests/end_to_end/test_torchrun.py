@@ -46,7 +46,7 @@ def test_killed_at_several_steps_it_ends_with_the_same_bits(whole, tmp_path):
             assert attempt == 1 or run.find(rf"^resumed step=\d+ .* attempt={attempt}$")
     with Torchrun(text, tmp_path, total_steps=STEPS) as run:
         assert run.finish() == 0, run.log
-        assert run.find(r"^resumed step=(15|18) ")
+        assert run.find(r"^resumed step=\d+ ")
     assert differing(uninterrupted, final(tmp_path)) == []
     exported = torch.load(tmp_path / "model" / "model.pt", weights_only=True)
     assert differing(exported, uninterrupted["model"]) == []
@@ -56,12 +56,12 @@ def test_only_rank_0_needs_the_files_and_only_rank_0_writes(whole, tmp_path):
     text, uninterrupted = whole
     script = "tests/end_to_end/own_disk.py"
     with Torchrun(text, tmp_path, script=script, total_steps=STEPS) as run:
-        run.until(r"^step=10 ")
+        saved = int(run.until(r"^snapshot step=(\d+) ")[1])
         run.kill()
     assert not (tmp_path / "checkpoints-of-rank-1").exists()
     with Torchrun(text, tmp_path, script=script, total_steps=STEPS) as run:
         assert run.finish() == 0, run.log
-        assert run.find(r"^resumed step=9 ")
+        assert int(run.find(r"^resumed step=(\d+) ")[1]) >= saved
     assert not (tmp_path / "checkpoints-of-rank-1").exists()
     shutil.move(tmp_path / "checkpoints-of-rank-0", tmp_path / "checkpoints")
     assert differing(uninterrupted, final(tmp_path)) == []
@@ -74,14 +74,14 @@ def test_through_s3_wiped_and_restored(whole, tmp_path):
         s3.create_bucket(Bucket="snapshots-through-s3")
         uri = "s3://snapshots-through-s3/run/snapshots/"
         with Torchrun(text, tmp_path, total_steps=STEPS) as run:
-            run.until(r"^snapshot step=9 ")
+            saved = int(run.until(r"^snapshot step=(\d+) ")[1])
             run.kill()
         SyncAgent(s3, uri, tmp_path / "checkpoints").one_pass()
         shutil.rmtree(tmp_path / "checkpoints")
         SyncAgent(s3, uri, tmp_path / "checkpoints").restore()
     with Torchrun(text, tmp_path, total_steps=STEPS) as run:
         assert run.finish() == 0, run.log
-        assert run.find(r"^resumed step=9 ")
+        assert int(run.find(r"^resumed step=(\d+) ")[1]) >= saved
     assert differing(uninterrupted, final(tmp_path)) == []
 
 

@@ -247,13 +247,13 @@ TABLE = [
     (
         (CPU, IMAGE, "compute.volume_gb=1"),
         (CPU, IMAGE, "compute.volume_gb=3"),
-        "compute.volume_gb is 1, but 4 snapshots of 0.3 GiB, the final model and its archive need "
+        "compute.volume_gb is 1, but 5 snapshots of 0.3 GiB, the final model and its archive need "
         "3 GiB before any data: set compute.volume_gb to 3 or more",
     ),
     (
         (CPU, IMAGE, "training.model_width=4096", "training.model_depth=48"),
         ("training.model_width=4096", "training.model_depth=48"),  # its disks are its own
-        "compute.volume_gb is 100, but 4 snapshots of 108.1 GiB, the final model and its archive",
+        "compute.volume_gb is 100, but 5 snapshots of 108.1 GiB, the final model and its archive",
     ),
     (
         (CPU, IMAGE, "compute.volume_gb=16385"),

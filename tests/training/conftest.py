@@ -8,6 +8,7 @@ import torch
 
 from training.group import joined
 from training.settings import TrainingSettings
+from training.snapshots.snapshotter import Snapshotter
 from training.train import train
 
 TINY = {
@@ -42,7 +43,20 @@ def make_settings(tmp_path, text_dir):
 
 
 @pytest.fixture
-def run(make_settings):
+def run(hasty_run, monkeypatch):
+    """Run one attempt as `hasty_run` does, on a disk that is always done before the next step."""
+    after_step = Snapshotter.after_step
+
+    def patiently(self, *arguments):
+        after_step(self, *arguments)
+        self._keeper._collect(wait=True)
+
+    monkeypatch.setattr(Snapshotter, "after_step", patiently)
+    return hasty_run
+
+
+@pytest.fixture
+def hasty_run(make_settings):
     """Run one attempt with overrides; returns the final state as the last snapshot holds it."""
     before, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
     torch.set_num_threads(1)

@@ -177,7 +177,7 @@ def slow(monkeypatch, seconds=0.2):
 
 
 def test_a_signal_while_the_writer_is_busy_is_answered_when_it_is_free(
-    run, checkpoints, monkeypatch
+    hasty_run, checkpoints, monkeypatch
 ):
     slow(monkeypatch, 0.05)
     take_step, sent, delivered = train.take_step, [], []
@@ -193,7 +193,7 @@ def test_a_signal_while_the_writer_is_busy_is_answered_when_it_is_free(
         return take_step(*arguments)
 
     monkeypatch.setattr(train, "take_step", signalled)
-    run(snapshot_steps=2, total_steps=12, decay_steps=12)
+    hasty_run(snapshot_steps=2, total_steps=12, decay_steps=12)
     assert len(delivered) == 1
     assert 3 <= delivered[0] < 12
     assert kept(checkpoints)[0] == 12
@@ -222,7 +222,7 @@ def test_each_cause_of_failure_is_told_once_and_the_next_due_time_tries_again(
 
 
 def test_training_does_not_wait_for_a_disk_that_hangs_but_skips_and_counts(
-    run, checkpoints, monkeypatch, capfd
+    hasty_run, checkpoints, monkeypatch, capfd
 ):
     write, free, steps = files.write, threading.Event(), []
 
@@ -240,7 +240,7 @@ def test_training_does_not_wait_for_a_disk_that_hangs_but_skips_and_counts(
 
     monkeypatch.setattr(files, "write", hanging)
     monkeypatch.setattr(train, "take_step", counted)
-    run(snapshot_steps=1)
+    hasty_run(snapshot_steps=1)
     assert kept(checkpoints) == [6, 1]
     told = re.search(r"snapshots_skipped count=(\d) reason=the one before", capfd.readouterr().out)
     assert told[1] in "45"  # step 6 may or may not have found the writer busy
@@ -264,8 +264,8 @@ def test_before_the_job_is_stopped_for_its_run_time_a_last_snapshot_is_taken_to_
     assert files.verify(checkpoints, 6).seconds_trained > 0
 
 
-def test_no_thread_of_ours_is_left(run):
+def test_no_thread_of_ours_is_left(hasty_run):
     before = set(threading.enumerate())
-    run(snapshot_steps=1)
+    hasty_run(snapshot_steps=1)
     left = {thread.name for thread in set(threading.enumerate()) - before}
     assert not [name for name in left if "snapshot" in name or "staging" in name]

@@ -20,7 +20,7 @@ from training.snapshots.delivery import Delivery
 from training.snapshots.host_memory import check_room
 from training.snapshots.resume import Resumed
 from training.snapshots.staging import Staging
-from training.snapshots.writer import Writer
+from training.snapshots.writer import Unsound, Writer
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,11 @@ class _Keeper:
         self._staging.close()
 
     def _begin(self) -> None:
-        """Stage the last boundary's state, unless it is written already or not sound."""
+        """Stage the last boundary's state, unless it is written already."""
         boundary = self._boundary
         if boundary is None:
             return
-        step, norm = boundary.step, boundary.gradient_norm
+        step = boundary.step
         if self._writer.busy:  # an urgent one has its turn as soon as the writer is free
             if not self._urgent:
                 self._skipped += 1
@@ -186,19 +186,17 @@ class _Keeper:
             return
         urgent, self._urgent = self._urgent, False
         self._cadence.taken(step)
-        sound = step in self._whole or bool(torch.isfinite(norm))
-        if not sound:
-            say(f"snapshot_refused step={step} reason=gradient norm is {float(norm)}")
-        if sound and step not in self._whole:
-            self._stage(step, deliver=urgent)
-        elif urgent and self._whole:
-            self._writer.start_delivery(self._whole[-1], self._interruption.grace_ends)
+        if step not in self._whole:
+            self._stage(boundary, deliver=urgent)
+        elif urgent:
+            self._writer.start_delivery(step, self._interruption.grace_ends)
 
-    def _stage(self, step: int, *, deliver: bool) -> None:
+    def _stage(self, boundary: _Boundary, *, deliver: bool) -> None:
         started = time.perf_counter()
-        self._staging.begin(step)
+        self._staging.begin(boundary.step)
         self._writer.start(
-            step,
+            boundary.step,
+            boundary.gradient_norm,
             time.perf_counter() - started,
             tuple(self._whole),
             self._restored,
@@ -210,6 +208,9 @@ class _Keeper:
         """Take note of what the writer has done; each cause of failure is told once."""
         try:
             written = self._writer.collect(wait=wait)
+        except Unsound as error:
+            say(f"snapshot_refused step={self._writer.step} reason={error}")
+            return
         except Exception as error:
             cause = str(error) if isinstance(error, OSError) else sentence(error)
             if cause != self._last_failure:

@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from training.failure import say
 from training.metrics import snapshot_line
 from training.settings import TrainingSettings
@@ -17,6 +19,10 @@ from training.snapshots.delivery import Delivery
 from training.snapshots.staging import Staging
 
 Describe = Callable[[int], dict[str, object]]
+
+
+class Unsound(Exception):
+    """A state that must not be written over a good one; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Writer:
     def start(
         self,
         step: int,
+        gradient_norm: torch.Tensor,
         begin_seconds: float,
         whole: Sequence[int],
         arrived: frozenset[int],
@@ -70,6 +77,7 @@ class Writer:
 
         def work() -> Written:
             try:
+                _check_sound(gradient_norm)
                 written = self._write(described, step, begin_seconds, whole, arrived)
             finally:
                 self._staging.release()
@@ -84,7 +92,7 @@ class Writer:
         self._work = self._thread.submit(self._delivery.send, step, grace_ends)
 
     def collect(self, *, wait: bool = False) -> Written | None:
-        """The result, once there is one. Raises what prevented the snapshot: OSError and others."""
+        """The result, once there is one. Raises what prevented it: Unsound, OSError and others."""
         if self._work is None or not (wait or self._work.done()):
             return None
         work, self._work = self._work, None
@@ -116,3 +124,9 @@ class Writer:
         stall = begin_seconds + self._staging.waited_seconds
         say(snapshot_line(step, stall_seconds=stall, write_seconds=seconds, bytes=manifest.bytes))
         return Written(step, stall, seconds, tuple(deleted))
+
+
+def _check_sound(gradient_norm: torch.Tensor) -> None:
+    # Here and not in the training loop, which would wait for its device to have the number.
+    if not torch.isfinite(gradient_norm):
+        raise Unsound(f"gradient norm is {float(gradient_norm)}")
