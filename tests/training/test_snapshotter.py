@@ -269,3 +269,18 @@ def test_no_thread_of_ours_is_left(hasty_run):
     hasty_run(snapshot_steps=1)
     left = {thread.name for thread in set(threading.enumerate()) - before}
     assert not [name for name in left if "snapshot" in name or "staging" in name]
+
+
+@pytest.mark.parametrize(
+    ("pace", "said"),
+    [
+        ({"snapshot_steps": 100}, "the 12 steps that are left end before, so only the last one"),
+        ({"snapshot_steps": 0, "snapshot_seconds": None}, "before that; only the last one will be"),
+    ],
+)
+def test_a_run_too_short_for_any_snapshot_but_the_last_says_so(run, capfd, pace, said):
+    run(total_steps=12, decay_steps=12, **pace)
+    out = capfd.readouterr().out
+    assert out.count("only the last one") == 1
+    assert said in out
+    assert out.index(said) < out.index("\nstep=7 ")

@@ -12,7 +12,7 @@ LONGEST_SECONDS = 600.0  # between two snapshots, whatever they cost
 FIRST_SECONDS = 30.0  # until the first one, whose cost is not known yet
 SHORTEST_SECONDS = 1.0
 DEADLINE_MARGIN_SECONDS = 15.0  # for what a measured write does not foresee
-_STEPS_REMEMBERED = 50
+_STEPS_REMEMBERED, _STEPS_TO_TELL = 50, 5
 _WORTH_TELLING = 1.25  # change of the pace by this factor
 
 
@@ -91,6 +91,12 @@ class Cadence:
         every = self._settings.snapshot_steps
         by_steps = every and step - self._last_step >= every
         return bool(by_steps) or time.monotonic() - self._last_time >= self.pace.seconds
+
+    def seconds_for(self, steps: int) -> float | None:
+        """How long `steps` undisturbed steps take, once enough have been seen to tell."""
+        if len(self._undisturbed) < _STEPS_TO_TELL:
+            return None
+        return steps * statistics.median(self._undisturbed)
 
     def deadline_is_near(self) -> bool:
         """True once, when it is time for a last snapshot before the job is stopped."""

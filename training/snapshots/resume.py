@@ -3,6 +3,7 @@
 Only rank 0's host needs the files. Nobody decides by what it sees on its own disk.
 """
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -233,7 +234,9 @@ def _receive(
     )
     # The optimizer first: torch creates its state by taking a step, which may touch the parameters.
     if has_optimizer_state:
-        set_optimizer_state_dict(model, optimizer, state.get("optimizer", {}), options=options)
+        # The optimizer keeps the tensors it is given, and these lie in the file.
+        mine = copy.deepcopy(state.get("optimizer", {}))
+        set_optimizer_state_dict(model, optimizer, mine, options=options)
     set_model_state_dict(model, state.get("model", {}), options=options)
     if scaler.is_enabled() and scaler_state:
         scaler.load_state_dict(scaler_state)

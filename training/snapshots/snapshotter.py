@@ -111,7 +111,7 @@ class _Keeper:
         self._writer = Writer(settings, self._staging, self._delivery, self._describe)
         self._whole = list(resumed.whole)
         self._restored = frozenset(resumed.whole)
-        self._begun = self._urgent = False
+        self._begun = self._urgent = self._told_length = False
         self._skipped = 0
         self._last_failure: str | None = None
         self._boundary: _Boundary | None = None
@@ -128,6 +128,7 @@ class _Keeper:
         self._cadence.step_done(writing=self._writer.busy)
         self._arrive_at(boundary)
         self._collect()
+        self._say_if_too_short(boundary.step)
         self._urgent |= urgent or self._cadence.deadline_is_near()
         if self._urgent or self._cadence.due(boundary.step):
             self._begin()
@@ -254,6 +255,19 @@ class _Keeper:
         elif not every and left > 0:
             pace = self._cadence.pace
             say(f"snapshot_pace seconds={pace.seconds:.0f} reason={pace.reason}")
+
+    def _say_if_too_short(self, step: int) -> None:
+        """Once, as soon as the pace of the steps is known: will the run end before a snapshot?"""
+        left = self._settings.total_steps - step
+        if self._told_length or (seconds := self._cadence.seconds_for(left)) is None:
+            return
+        self._told_length = True
+        if self._settings.snapshot_steps == 0 and seconds < self._cadence.pace.seconds:
+            pace = self._cadence.pace.seconds
+            say(
+                f"snapshot_pace seconds={pace:.0f} reason=the run will end in about "
+                f"{seconds:.0f} s, before that; only the last one will be written"
+            )
 
 
 def _persistent_buffers(replica: Replica) -> dict[str, torch.Tensor]:
