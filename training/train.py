@@ -36,7 +36,8 @@ from training.parallel import distribute, settle_buckets
 from training.sampling import check_batch, seed_step, steps_of_data
 from training.settings import TrainingSettings
 from training.snapshots.files import prepare, write_atomically
-from training.snapshots.resume import plain, resume
+from training.snapshots.names import plain
+from training.snapshots.resume import resume
 from training.snapshots.snapshotter import Snapshotter, on_host
 from training.validation import validation_loss
 

@@ -1,6 +1,7 @@
 """A snapshot is whole or it is no snapshot; what is damaged is never chosen and never an error."""
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -9,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from training.snapshots import files
+from training.snapshots import digests, files
 
 
 def write(directory, step, run_name="run", value=None):
@@ -82,7 +83,7 @@ def test_a_manifest_that_does_not_hold_together_is_none(tmp_path, key, value):
 
 
 def test_every_single_flipped_bit_of_a_chunk_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(digests, "CHUNK_BYTES", 1024)
     write(tmp_path, 3)
     path = tmp_path / "step-0000000003.pt"
     sound = path.read_bytes()
@@ -97,7 +98,7 @@ def test_every_single_flipped_bit_of_a_chunk_is_noticed(tmp_path, monkeypatch):
 def test_chunks_of_exactly_the_chunk_size_leave_no_empty_digest(tmp_path, monkeypatch):
     write(tmp_path, 3)
     size = (tmp_path / "step-0000000003.pt").stat().st_size
-    monkeypatch.setattr(files, "CHUNK_BYTES", size)
+    monkeypatch.setattr(digests, "CHUNK_BYTES", size)
     assert len(write(tmp_path, 3).digests["chunks"]) == 1
     files.verify(tmp_path, 3)
 
@@ -207,3 +208,18 @@ def test_only_a_killed_writers_debris_is_swept_up(tmp_path):
         "step-0000000001.json",
         "step-0000000001.pt",
     ]
+
+
+def test_digests_of_an_earlier_kind_still_verify_and_of_an_unknown_kind_do_not(tmp_path):
+    write(tmp_path, 3)
+    path = tmp_path / files.manifest_name(3)
+    data = (tmp_path / files.data_name(3)).read_bytes()
+    manifest = json.loads(path.read_text())
+    chunks = [hashlib.sha256(data[n : n + 1000]).hexdigest() for n in range(0, len(data), 1000)]
+    manifest["digests"] = {"algorithm": "sha256", "chunk_bytes": 1000, "chunks": chunks}
+    path.write_text(json.dumps(manifest))
+    assert files.verify(tmp_path, 3).step == 3
+    for other in ({"algorithm": "md9"}, {"chunk_bytes": 0}, {"chunk_bytes": None}):
+        path.write_text(json.dumps({**manifest, "digests": {**manifest["digests"], **other}}))
+        with pytest.raises(files.NotASnapshot, match="cannot be verified"):
+            files.verify(tmp_path, 3)

@@ -7,18 +7,18 @@ ranks.
 
 import dataclasses
 import datetime
-import hashlib
 import json
 import os
 import platform
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 import torch
 
+from training.snapshots import digests
+from training.snapshots.digests import Digests
 from training.snapshots.manifest import FORMAT as FORMAT
 from training.snapshots.manifest import TEMPORARY as TEMPORARY
 from training.snapshots.manifest import Manifest as Manifest
@@ -27,9 +27,6 @@ from training.snapshots.manifest import candidates as candidates
 from training.snapshots.manifest import data_name as data_name
 from training.snapshots.manifest import differences as differences
 from training.snapshots.manifest import manifest_name as manifest_name
-
-CHUNK_BYTES = 16 * 2**20
-MOST_THREADS = 8  # of verification; more would only wait for memory
 
 State = dict[str, Any]
 
@@ -43,13 +40,13 @@ def write(directory: Path, state: State, **described: Any) -> Manifest:
     """
     step = described["step"]
     _make_room(directory, step, described["run_name"])
-    digests = _Digests()
-    write_atomically(directory / data_name(step), lambda file: _serialise(state, file, digests))
+    passed = Digests()
+    write_atomically(directory / data_name(step), lambda file: _serialise(state, file, passed))
     manifest = Manifest(
         format=FORMAT,
         saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        bytes=digests.bytes,
-        digests=digests.result(),
+        bytes=passed.bytes,
+        digests=passed.result(),
         versions={"torch": torch.__version__, "python": platform.python_version()},
         **described,
     )
@@ -86,10 +83,12 @@ def verify(directory: Path, step: int) -> Manifest:
         if size != manifest.bytes:
             raise NotASnapshot(f"{size} bytes instead of {manifest.bytes}")
         with open(path, "rb") as file:
-            found = _digests_of(file.fileno(), size)
+            same = digests.matches(file.fileno(), size, manifest.digests)
     except OSError as error:
         raise NotASnapshot(f"data cannot be read ({error.strerror})") from error
-    if found != manifest.digests:
+    except ValueError as error:
+        raise NotASnapshot(f"cannot be verified ({error})") from error
+    if not same:
         raise NotASnapshot("the bytes are not those that were written (digests differ)")
     return manifest
 
@@ -158,45 +157,8 @@ def prepare(directory: Path) -> None:
     probe.unlink()
 
 
-class _Digests:
-    """SHA-256 of every chunk of a stream, so that verification can run in parallel."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._done: list[str] = []
-        self._current = hashlib.sha256()
-        self._room = CHUNK_BYTES
-
-    def add(self, data: Any) -> None:
-        view = memoryview(data).cast("B")
-        self.bytes += len(view)
-        while len(view):
-            part, view = view[: self._room], view[self._room :]
-            self._current.update(part)
-            self._room -= len(part)
-            if not self._room:
-                self._done.append(self._current.hexdigest())
-                self._current, self._room = hashlib.sha256(), CHUNK_BYTES
-
-    def result(self) -> dict[str, Any]:
-        last = [self._current.hexdigest()] if self._room < CHUNK_BYTES or not self._done else []
-        return {"algorithm": "sha256", "chunk_bytes": CHUNK_BYTES, "chunks": self._done + last}
-
-
-def _digests_of(descriptor: int, size: int) -> dict[str, Any]:
-    """What `_Digests` gives for a whole file, with as many threads as there are cores."""
-
-    def digest(start: int) -> str:
-        return hashlib.sha256(os.pread(descriptor, CHUNK_BYTES, start)).hexdigest()
-
-    starts = range(0, max(size, 1), CHUNK_BYTES)
-    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
-        chunks = list(threads.map(digest, starts))
-    return {"algorithm": "sha256", "chunk_bytes": CHUNK_BYTES, "chunks": chunks}
-
-
-def _serialise(state: State, file: BinaryIO, digests: _Digests) -> None:
-    tee = _Tee(file, digests)
+def _serialise(state: State, file: BinaryIO, passed: Digests) -> None:
+    tee = _Tee(file, passed)
     try:
         torch.save(state, cast("IO[bytes]", tee))
     except Exception as error:
@@ -207,12 +169,12 @@ def _serialise(state: State, file: BinaryIO, digests: _Digests) -> None:
 class _Tee:
     """A writable file whose bytes are digested as they pass; torch.save writes front to back."""
 
-    def __init__(self, file: BinaryIO, digests: _Digests) -> None:
-        self._file, self._digests = file, digests
+    def __init__(self, file: BinaryIO, passed: Digests) -> None:
+        self._file, self._passed = file, passed
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        self._digests.add(data)
+        self._passed.add(data)
         try:
             return self._file.write(data)
         except OSError as error:

@@ -3,16 +3,10 @@
 Only rank 0's host needs the files. Nobody decides by what it sees on its own disk.
 """
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 
 from training.failure import TrainingError, say, sentence
 from training.group import Group
@@ -20,6 +14,8 @@ from training.metrics import resumed_line
 from training.replica import Replica
 from training.settings import TrainingSettings
 from training.snapshots import files
+from training.snapshots.apply import apply
+from training.snapshots.names import plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +58,7 @@ def resume(
     if problem:
         raise TrainingError(problem)
     if resumed.snapshot:
-        _receive(group, replica, state or {})
-        _check_ranks_agree(group, replica)
+        apply(group, replica, state or {})
         if group.rank == 0:
             say(resumed_line(resumed.step, resumed.snapshot, resumed.attempt))
     return resumed
@@ -71,7 +66,7 @@ def resume(
 
 @dataclass(frozen=True)
 class _Found:
-    """A whole snapshot of this run, read into memory."""
+    """A whole snapshot of this run; its tensors lie in the file."""
 
     manifest: files.Manifest
     state: files.State
@@ -201,6 +196,11 @@ def _check_fits(found: _Found, replica: Replica, dataset_samples: int) -> None:
             f"{name} holds the state of {manifest.optimizer}, but the optimizer is "
             f"{optimizer} now; restore it, {remedy}"
         )
+    if optimized and _groups_of(replica) != _groups_in(state):
+        raise TrainingError(
+            f"{name} has the optimizer's parameters in other groups; restore the code that makes "
+            f"the optimizer, {remedy}"
+        )
     if manifest.dataset_samples not in (0, dataset_samples):
         raise TrainingError(
             f"{name} was trained on {manifest.dataset_samples} samples, but the training data "
@@ -209,52 +209,19 @@ def _check_fits(found: _Found, replica: Replica, dataset_samples: int) -> None:
         )
 
 
+def _groups_of(replica: Replica) -> set[frozenset[str]]:
+    names = {p: plain(name) for name, p in replica.plain_model.named_parameters()}
+    groups = replica.optimizer.param_groups
+    return {frozenset(names[p] for p in group["params"]) for group in groups}
+
+
+def _groups_in(state: files.State) -> set[frozenset[str]]:
+    return {frozenset(group["params"]) for group in state["optimizer"]["param_groups"]}
+
+
 def _shape(value: object) -> object:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _differing_keys(one: dict[str, object], other: dict[str, object]) -> list[str]:
     return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
-
-
-def plain(name: str) -> str:
-    """A parameter's name as files carry it, whether or not the model is compiled."""
-    return name.replace("_orig_mod.", "")  # torch.compile's
-
-
-def _receive(
-    group: Group,
-    replica: Replica,
-    state: files.State,
-) -> None:
-    model, optimizer, scaler = replica.model, replica.optimizer, replica.scaler
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True)
-    has_optimizer_state, scaler_state = group.from_rank_0(
-        (bool(state.get("optimizer", {}).get("state")), state.get("scaler"))
-    )
-    # The optimizer first: torch creates its state by taking a step, which may touch the parameters.
-    if has_optimizer_state:
-        # The optimizer keeps the tensors it is given, and these lie in the file.
-        mine = copy.deepcopy(state.get("optimizer", {}))
-        set_optimizer_state_dict(model, optimizer, mine, options=options)
-    set_model_state_dict(model, state.get("model", {}), options=options)
-    if scaler.is_enabled() and scaler_state:
-        scaler.load_state_dict(scaler_state)
-
-
-def _check_ranks_agree(group: Group, replica: Replica) -> None:
-    """Prove once that all ranks hold the same bits: DDP never notices optimizers that differ."""
-    values = list(replica.plain_model.state_dict().values())
-    values += [value for kept in replica.optimizer.state.values() for value in kept.values()]
-    sums = [_bit_sum(value) for value in values if isinstance(value, torch.Tensor)]
-    if len(set(group.gather(tuple(sums)))) != 1:
-        raise TrainingError(
-            "after resuming, the ranks hold different parameters or optimizer states; "
-            "this is a defect of the code that loads them, and training would silently diverge"
-        )
-
-
-def _bit_sum(tensor: torch.Tensor) -> int:
-    flat = tensor.detach().contiguous().reshape(-1)
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(flat.element_size(), torch.uint8)
-    return int(flat.view(whole).sum(dtype=torch.int64))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 
 from training.replica import Replica
-from training.snapshots.resume import plain
+from training.snapshots.names import plain
 
 State = dict[str, Any]
 
