@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: rehearse test lint setup clean
+.PHONY: rehearse test lint prove setup clean
 
 rehearse: setup
 	$(BIN)/python launch/rehearse.py
@@ -10,10 +10,18 @@ rehearse: setup
 test: setup
 	$(BIN)/python -m pytest
 
+benchmark: setup
+	$(BIN)/python -m tests.benchmarks
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# A hundred interruptions of all kinds, every run compared bit by bit: about 20 minutes.
+prove: setup
+	$(BIN)/python launch/rehearse.py --campaign 50 --seed 1
+	$(BIN)/python launch/rehearse.py --campaign 50 --seed 2
 
 setup: .venv/ready
 
