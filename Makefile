@@ -2,13 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: rehearse test lint prove setup clean
+.PHONY: rehearse test benchmark lint prove setup clean
 
 rehearse: setup
 	$(BIN)/python launch/rehearse.py
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 benchmark: setup
 	$(BIN)/python -m tests.benchmarks

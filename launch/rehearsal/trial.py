@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from botocore.config import Config
 
 from launch import estimator, runs, start
 from launch.data import Channel
@@ -121,7 +122,8 @@ def opened(
     """Start the mocked AWS and send the job there as `submit.py` does."""
     region = str(config.aws.region)
     with loopback_aws(region) as aws:
-        s3 = boto3.client("s3")
+        # All instances share it, and fetch large files in parts.
+        s3 = boto3.client("s3", config=Config(max_pool_connections=64))
         there = {} if region == "us-east-1" else {"LocationConstraint": region}
         located = {"CreateBucketConfiguration": there} if there else {}
         s3.create_bucket(Bucket=str(config.aws.bucket), **located)
