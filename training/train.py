@@ -38,7 +38,8 @@ from training.settings import TrainingSettings
 from training.snapshots.files import prepare, write_atomically
 from training.snapshots.names import plain
 from training.snapshots.resume import resume
-from training.snapshots.snapshotter import Snapshotter, on_host
+from training.snapshots.snapshotter import Snapshotter
+from training.snapshots.tensors import mapped
 from training.validation import validation_loss
 
 
@@ -144,7 +145,8 @@ def log_step(
 def export(model: nn.Module, settings: TrainingSettings) -> None:
     """Write `model.pt`, a plain state dict, and `settings.json` into the model directory."""
     directory = Path(settings.model_dir)
-    state = {plain(name): on_host(value) for name, value in model.state_dict().items()}
+    named = {plain(name): value for name, value in model.state_dict().items()}
+    state = mapped(named, lambda tensor: tensor.detach().cpu())
     described = json.dumps(dataclasses.asdict(settings), indent=1).encode()
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from torch import nn
 
 from training import interruption, train
 from training.failure import TrainingError
-from training.snapshots import files, host_memory, snapshotter
+from training.snapshots import delivery, files, host_memory, snapshotter
 
 
 class Counting(nn.Module):
@@ -121,7 +121,7 @@ def test_a_signal_in_the_middle_of_a_step_is_answered_at_its_end_and_training_go
 
     started = []
     monkeypatch.setattr(
-        snapshotter.Delivery, "send", lambda self, step, grace: started.append((step, grace))
+        delivery.Delivery, "send", lambda self, step, grace: started.append((step, grace))
     )
     monkeypatch.setattr(train, "take_step", signalled)
     run(snapshot_steps=100)
@@ -129,7 +129,7 @@ def test_a_signal_in_the_middle_of_a_step_is_answered_at_its_end_and_training_go
     assert steps == [6, 3]
     ((step, ends),) = started
     assert step == 3
-    assert 0 < ends - snapshotter.time.monotonic() <= interruption.GRACE_SECONDS
+    assert 0 < ends - time.monotonic() <= interruption.GRACE_SECONDS
 
 
 def test_a_signal_during_validation_is_answered_there(run, text_dir, monkeypatch):
@@ -143,7 +143,7 @@ def test_a_signal_during_validation_is_answered_there(run, text_dir, monkeypatch
 
     monkeypatch.setattr(snapshotter.Snapshotter, "look", signalled)
     monkeypatch.setattr(
-        snapshotter.Delivery, "send", lambda self, step, grace: started.append(len(seen))
+        delivery.Delivery, "send", lambda self, step, grace: started.append(len(seen))
     )
     run(validation_dir=str(text_dir))
     assert len(started) == 1
@@ -181,9 +181,7 @@ def test_a_signal_while_the_writer_is_busy_is_answered_when_it_is_free(
 ):
     slow(monkeypatch, 0.05)
     take_step, sent, delivered = train.take_step, [], []
-    monkeypatch.setattr(
-        snapshotter.Delivery, "send", lambda self, step, grace: delivered.append(step)
-    )
+    monkeypatch.setattr(delivery.Delivery, "send", lambda self, step, grace: delivered.append(step))
 
     def signalled(*arguments):
         sent.append(None)
@@ -256,9 +254,7 @@ def test_before_the_job_is_stopped_for_its_run_time_a_last_snapshot_is_taken_to_
     run, checkpoints, monkeypatch
 ):
     delivered = []
-    monkeypatch.setattr(
-        snapshotter.Delivery, "send", lambda self, step, grace: delivered.append(step)
-    )
+    monkeypatch.setattr(delivery.Delivery, "send", lambda self, step, grace: delivered.append(step))
     run(snapshot_steps=100, deadline_seconds=1.0)  # less than the margin
     assert delivered == [1]
     assert files.verify(checkpoints, 6).seconds_trained > 0

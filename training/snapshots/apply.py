@@ -4,7 +4,6 @@ torch has functions for this, but they take an optimizer step to create what the
 which alone takes longer than reading a snapshot.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from training.failure import TrainingError
 from training.group import Group
 from training.replica import Replica
 from training.snapshots.names import plain
+from training.snapshots.tensors import mapped
 
 
 def apply(group: Group, replica: Replica, state: dict[str, Any]) -> None:
@@ -54,18 +54,18 @@ def _apply_model(group: Group, replica: Replica, saved: dict[str, Any]) -> None:
     extra = {name: value for name, value in own.items() if not isinstance(value, Tensor)}
     if extra := group.from_rank_0(extra):
         model.load_state_dict(extra, strict=False)
-    _mapped(own, _broadcast)
+    mapped(own, _broadcast)
 
 
 def _apply_optimizer(group: Group, replica: Replica, saved: dict[str, Any] | None) -> None:
     """The optimizer keeps what it is given, so that is a copy: the snapshot's lie in a file."""
-    layout = group.from_rank_0(_mapped(saved, _outline)) if group.world_size > 1 else saved
+    layout = group.from_rank_0(mapped(saved, _outline)) if group.world_size > 1 else saved
     if not layout or not layout["state"]:
         return
     mine = saved if group.rank == 0 else layout
-    owned = _mapped(mine, lambda value: _owned(value, group))
+    owned = mapped(mine, lambda value: _owned(value, group))
     if group.world_size > 1:
-        _mapped(owned, _broadcast)
+        mapped(owned, _broadcast)
     replica.optimizer.load_state_dict(_by_index(owned, replica))
 
 
@@ -101,16 +101,6 @@ def _broadcast(value: Tensor) -> Tensor:
     sent = value if value.is_contiguous() else value.contiguous()
     dist.broadcast(sent, src=0)
     return value if sent is value else value.copy_(sent)
-
-
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_mapped(item, change) for item in value]
-    return value
 
 
 def _bit_sum(tensor: Tensor) -> int:

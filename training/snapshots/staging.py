@@ -5,7 +5,7 @@ It takes no collective, and the optimizer never changes what is still being copi
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, UntypedStorage, nn
 
 from training.replica import Replica
 from training.snapshots.names import plain
+from training.snapshots.tensors import mapped
 
 State = dict[str, Any]
 
@@ -152,7 +153,7 @@ class Staging:
                 taken.copied[source._cdata] = (source, buffer)
             return buffer.view(tensor)
 
-        return _mapped(value, copied)
+        return mapped(value, copied)
 
     def _buffer(self, index: int, source: UntypedStorage) -> "_Buffer":
         """The buffer that served in this place last time, or a new one where that does not fit."""
@@ -267,16 +268,6 @@ def _is_plain(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
-
-
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_mapped(item, change) for item in value]
-    return value
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
