@@ -79,6 +79,8 @@ def environment(means: Means, request: dict[str, Any], base: Path, host: str) ->
     """What SageMaker and the image set; without the toolkit, also what the toolkit would add."""
     tools = str(Path(sys.executable).parent)
     values = {
+        **request.get("Environment", {}),
+        # What follows belongs to this machine, whatever the job says of its own.
         "PATH": f"{base / 'bin'}:{tools}:{os.environ.get('PATH', os.defpath)}",
         "CUDA_VISIBLE_DEVICES": "",
         "HOME": str(base),
@@ -88,7 +90,6 @@ def environment(means: Means, request: dict[str, Any], base: Path, host: str) ->
         "SAGEMAKER_BASE_DIR": str(base),
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
         "TRAINING_JOB_NAME": request["TrainingJobName"],
-        **request.get("Environment", {}),
     }
     return values if means.toolkit else {**values, **_toolkit_environment(request, base, host)}
 
