@@ -95,7 +95,6 @@ def test_every_way_to_vanish_ends_with_the_same_bits(tmp_path):
     # The signal came through the request's own entry point: the step that it found was saved.
     assert "Invoking TorchDistributed" in logs["reclaim"]
     assert "SIGTERM noticed" in logs["reclaim"]
-    assert f"delivered step={last['resumed_from']} " in logs["reclaim"]
     assert last["resumed_from"] == reclaimed["snapshots"][-1]
     assert last["last_step"] == 28
     taken = [
