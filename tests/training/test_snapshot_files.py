@@ -219,7 +219,12 @@ def test_digests_of_an_earlier_kind_still_verify_and_of_an_unknown_kind_do_not(t
     manifest["digests"] = {"algorithm": "sha256", "chunk_bytes": 1000, "chunks": chunks}
     path.write_text(json.dumps(manifest))
     assert files.verify(tmp_path, 3).step == 3
-    for other in ({"algorithm": "md9"}, {"chunk_bytes": 0}, {"chunk_bytes": None}):
+    for other in (
+        {"algorithm": "md9"},
+        {"algorithm": []},
+        {"chunk_bytes": 0},
+        {"chunk_bytes": None},
+    ):
         path.write_text(json.dumps({**manifest, "digests": {**manifest["digests"], **other}}))
         with pytest.raises(files.NotASnapshot, match="cannot be verified"):
             files.verify(tmp_path, 3)

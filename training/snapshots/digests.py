@@ -58,10 +58,12 @@ def matches(descriptor: int, size: int, expected: dict[str, Any]) -> bool:
 
     Raises OSError if it cannot be read, and ValueError for digests that this code cannot check.
     """
-    of_chunk, chunk = _OF_CHUNK.get(expected.get("algorithm", "")), expected.get("chunk_bytes")
+    of_chunk, chunk = _OF_CHUNK.get(str(expected.get("algorithm"))), expected.get("chunk_bytes")
     if of_chunk is None or not isinstance(chunk, int) or chunk < 1:
         raise ValueError(f"its digests are {expected.get('algorithm')} of {chunk} bytes")
-    starts = range(0, max(size, 1), chunk)
+    starts, chunks = range(0, max(size, 1), chunk), expected.get("chunks")
+    if not isinstance(chunks, list) or len(chunks) != len(starts):
+        return False  # before any work: tiny chunks of a large file would take for ever
 
     own = threading.local()  # one buffer for each thread: new memory takes as long as the read
 
@@ -72,4 +74,4 @@ def matches(descriptor: int, size: int, expected: dict[str, Any]) -> bool:
         return of_chunk(own.buffer[:read])
 
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
-        return list(threads.map(digest, starts)) == expected.get("chunks")
+        return list(threads.map(digest, starts)) == chunks
