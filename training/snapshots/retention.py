@@ -29,9 +29,10 @@ def prune(
 
     `whole` are the steps known to be whole; only they count, so damaged files never push out good
     ones. `arrived` are those that this process knows to be in S3. Kept are the newest `kept`, the
-    newest that has arrived, and what is newer than that and on its way. So S3 always holds a whole
-    snapshot once it has had one, and the directory does not grow when the agent stalls: an agent
-    has few files on their way at a time.
+    newest that has arrived, and what is newer than that and on its way. So what is known to have
+    arrived stays until something newer has, and the directory does not grow when the agent stalls:
+    an agent has few files on their way at a time. An upload that begins after the look at the
+    markers can still be lost: no rule that bounds the directory prevents that.
     """
     newest_first = sorted(whole, reverse=True)
     if not newest_first:
