@@ -128,10 +128,8 @@ class SyncAgent:
             if _stat(path) == seen:
                 done.touch()
         except FileNotFoundError:
-            return  # pruned since the listing; the next pass deletes it in S3
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                begun.unlink()
+            pass  # pruned since the listing; the next pass deletes it in S3
+        begun.unlink(missing_ok=True)  # not where it ends midway: who is gone tidies nothing up
 
     def _delete(self, name: str) -> Iterator[None]:
         path = self._directory / name
@@ -143,7 +141,7 @@ class SyncAgent:
 
     def _look(self) -> dict[str, _Seen]:
         found = {}
-        for path in self._directory.rglob("*"):
+        for path in sorted(self._directory.rglob("*")):  # a seed means the same on every disk
             name = str(path.relative_to(self._directory))
             if TEMPORARY in name or name.endswith((UPLOADING, UPLOADED)):
                 continue

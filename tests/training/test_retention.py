@@ -82,6 +82,27 @@ def test_what_is_on_its_way_stays_until_something_newer_has_arrived(tmp_path):
     assert prune(tmp_path, "run", [2, 3, 4, 5], kept=2) == [3, 2]
 
 
+def test_an_upload_that_begins_while_others_are_deleted_spares_its_snapshot(tmp_path, monkeypatch):
+    for step in (1, 2, 3, 4, 5):
+        write(tmp_path, step)
+    delete = files.delete
+
+    def slowly(directory, step):
+        delete(directory, step)
+        mark(directory, 1, UPLOADING, names=[data_name])
+
+    monkeypatch.setattr(files, "delete", slowly)
+    assert prune(tmp_path, "run", [1, 2, 3, 4, 5], kept=2) == [3, 2]
+    assert kept(tmp_path) == [5, 4, 1]
+
+
+def test_what_is_newer_than_the_newest_whole_one_is_not_judged(tmp_path):
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    assert prune(tmp_path, "run", whole=[1, 2], kept=1) == [1]
+    assert kept(tmp_path) == [3, 2]
+
+
 def test_a_marker_that_is_older_than_its_file_says_nothing(tmp_path):
     write(tmp_path, 1)
     mark(tmp_path, 1, UPLOADED)

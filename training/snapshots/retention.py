@@ -31,21 +31,28 @@ def prune(
     ones. `arrived` are those that this process knows to be in S3. Kept are the newest `kept`, the
     newest that has arrived, and what is newer than that and on its way. So what is known to have
     arrived stays until something newer has, and the directory does not grow when the agent stalls:
-    an agent has few files on their way at a time. An upload that begins after the look at the
-    markers can still be lost: no rule that bounds the directory prevents that.
+    then no further upload begins.
+
+    What nobody has begun to upload is deleted, and no rule that bounds the directory can prevent an
+    agent from beginning in that very instant: S3 may then hold it for a moment, and lose it again.
     """
     newest_first = sorted(whole, reverse=True)
     if not newest_first:
         return []
     there = set(arrived) | arrived_in_s3(directory, newest_first)
     safe = next((step for step in newest_first if step in there), -1)
-    on_their_way = {s for s in newest_first if s > safe and _is_on_its_way(directory, s)}
-    keep = {*newest_first[:kept], safe, *on_their_way}
+    keep = {*newest_first[:kept], safe}
     found = candidates(os.listdir(directory))
     doomed = [step for step in found if step < newest_first[0] and step not in keep]
-    gone = [step for step in doomed if files.owner(directory, step) in (run_name, None)]
-    for step in gone:
+    gone = []
+    for step in doomed:
+        if files.owner(directory, step) not in (run_name, None):
+            continue
+        # The last look before it goes: deleting the others took time, its upload may have begun.
+        if step > safe and step in newest_first and _is_on_its_way(directory, step):
+            continue
         files.delete(directory, step)
+        gone.append(step)
     return gone
 
 
