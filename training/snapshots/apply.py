@@ -4,6 +4,7 @@ torch has functions for this, but they take an optimizer step to create what the
 which alone takes longer than reading a snapshot.
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -13,18 +14,21 @@ from torch import Tensor
 from training.failure import TrainingError
 from training.group import Group
 from training.replica import Replica
+from training.snapshots.mapping import Mapping
 from training.snapshots.names import plain
 from training.snapshots.tensors import mapped
 
 
-def apply(group: Group, replica: Replica, state: dict[str, Any]) -> None:
+def apply(
+    group: Group, replica: Replica, state: dict[str, Any], file: Mapping | None = None
+) -> None:
     """Give every rank rank 0's `state`, whose tensors are copied; other ranks pass an empty one.
 
     It has to fit: rank 0 checks that before, because a rank that fails alone leaves the others
     waiting.
     """
-    _apply_model(group, replica, state.get("model", {}))
-    _apply_optimizer(group, replica, state.get("optimizer"))
+    _apply_model(group, replica, state.get("model", {}), file)
+    _apply_optimizer(group, replica, state.get("optimizer"), file)
     scaler_state = group.from_rank_0(state.get("scaler"))
     if replica.scaler.is_enabled() and scaler_state:
         replica.scaler.load_state_dict(scaler_state)
@@ -44,10 +48,14 @@ def check_ranks_agree(group: Group, replica: Replica) -> None:
         )
 
 
-def _apply_model(group: Group, replica: Replica, saved: dict[str, Any]) -> None:
+def _apply_model(
+    group: Group, replica: Replica, saved: dict[str, Any], file: Mapping | None
+) -> None:
     model = replica.plain_model
     if group.rank == 0:
         model.load_state_dict({name: saved[plain(name)] for name in model.state_dict()})
+        if file:
+            file.copied(sys.maxsize)
     if group.world_size == 1:
         return
     own = model.state_dict()
@@ -57,13 +65,15 @@ def _apply_model(group: Group, replica: Replica, saved: dict[str, Any]) -> None:
     mapped(own, _broadcast)
 
 
-def _apply_optimizer(group: Group, replica: Replica, saved: dict[str, Any] | None) -> None:
+def _apply_optimizer(
+    group: Group, replica: Replica, saved: dict[str, Any] | None, file: Mapping | None
+) -> None:
     """The optimizer keeps what it is given, so that is a copy: the snapshot's lie in a file."""
     layout = group.from_rank_0(mapped(saved, _outline)) if group.world_size > 1 else saved
     if not layout or not layout["state"]:
         return
     mine = saved if group.rank == 0 else layout
-    owned = mapped(mine, lambda value: _owned(value, group))
+    owned = mapped(mine, lambda value: _owned(value, group, file))
     if group.world_size > 1:
         mapped(owned, _broadcast)
     replica.optimizer.load_state_dict(_by_index(owned, replica))
@@ -88,12 +98,15 @@ def _outline(value: Tensor) -> Tensor:
     return torch.empty_like(value, device="meta")
 
 
-def _owned(value: Tensor, group: Group) -> Tensor:
+def _owned(value: Tensor, group: Group, file: Mapping | None) -> Tensor:
     """Memory of this process, on the device from which it is sent; the content is rank 0's."""
     if value.is_meta:
         return torch.empty_like(value, device="cpu" if value.dim() == 0 else group.device)
     # Numbers, such as a step count, stay on the CPU, where torch keeps them.
-    return value.clone() if value.dim() == 0 else value.to(group.device, copy=True)
+    copy = value.clone() if value.dim() == 0 else value.to(group.device, copy=True)
+    if file:
+        file.copied(value.nbytes)
+    return copy
 
 
 def _broadcast(value: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -112,6 +113,21 @@ def load(directory: Path, step: int) -> State:
     return state
 
 
+def read(directory: Path, step: int) -> tuple[Manifest, State]:
+    """The manifest and the state of a snapshot, parsed while other threads verify its bytes.
+
+    Raises NotASnapshot if it is not whole, cannot be loaded safely, or was replaced meanwhile.
+    """
+    before = _identity(directory / data_name(step))
+    with ThreadPoolExecutor(1) as beside:
+        loading = beside.submit(load, directory, step)
+        manifest = verify(directory, step)
+    state = loading.result()
+    if _identity(directory / data_name(step)) != before:
+        raise NotASnapshot("it changed while it was read")
+    return manifest, state
+
+
 def is_complete_pair(directory: Path, step: int) -> bool:
     """Whether both files of `step` are there, sound or not."""
     return all((directory / name(step)).exists() for name in (data_name, manifest_name))
@@ -155,6 +171,15 @@ def prepare(directory: Path) -> None:
     probe = directory / f"probe{TEMPORARY}"
     write_atomically(probe, lambda file: file.write(b"probe"))
     probe.unlink()
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Which file this is, and in which state: what is verified must be what is loaded."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _serialise(state: State, file: BinaryIO, passed: Digests) -> None:

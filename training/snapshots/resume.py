@@ -15,6 +15,7 @@ from training.replica import Replica
 from training.settings import TrainingSettings
 from training.snapshots import files
 from training.snapshots.apply import apply
+from training.snapshots.mapping import Mapping
 from training.snapshots.names import plain
 
 
@@ -58,7 +59,8 @@ def resume(
     if problem:
         raise TrainingError(problem)
     if resumed.snapshot:
-        apply(group, replica, state or {})
+        path = Path(settings.checkpoint_dir) / resumed.snapshot
+        apply(group, replica, state or {}, Mapping(path) if group.rank == 0 else None)
         if group.rank == 0:
             say(resumed_line(resumed.step, resumed.snapshot, resumed.attempt))
     return resumed
@@ -121,13 +123,13 @@ def _open(
     manifest = files.Manifest.read(directory / files.manifest_name(step))
     if manifest.run_name != settings.run_name:
         raise _Foreign(f"run_name: {manifest.run_name} in the snapshot, {settings.run_name} now")
-    files.verify(directory, step)
+    manifest, state = files.read(directory, step)
     if differing := files.differences(settings.fingerprint(), manifest.settings):
         raise TrainingError(
             f"{files.data_name(step)} of the run {settings.run_name!r} was written with other "
             f"settings ({'; '.join(differing)}); set them back, or give the run another run_name"
         )
-    return manifest, files.load(directory, step)
+    return manifest, state
 
 
 def _existed_whole(directory: Path, step: int) -> bool:
