@@ -12,8 +12,10 @@ from typing import Any
 
 from launch import limits
 from launch.schema import JobConfig
+from training.settings import validation_problems
 
 BYTES_PER_PARAMETER = 12  # in a snapshot: fp32, and AdamW's two moments
+BYTES_OF_MODEL = 4
 GIB = 2**30
 
 
@@ -71,10 +73,13 @@ def volume(config: JobConfig, data_bytes: int = 0) -> Iterator[str]:
     parameters = limits.parameter_count(
         training.model_width, training.model_depth, training.sequence_length
     )
-    snapshot, count = BYTES_PER_PARAMETER * parameters, training.snapshots_kept + 2
+    validates = config.data.validation is not None or training.validation_share > 0
+    best = BYTES_OF_MODEL * parameters if validates else 0  # in each snapshot, and beside them
+    snapshot, count = BYTES_PER_PARAMETER * parameters + best, training.snapshots_kept + 2
     # The one that is being written, and one whose successors have not reached S3 yet; the final
-    # model, plain and as an archive.
-    needed = math.ceil((snapshot * count + 8 * parameters + data_bytes) / GIB + 1)
+    # model, plain and as an archive; the best one and the one that it replaces.
+    models = 2 * BYTES_OF_MODEL * parameters + 2 * best
+    needed = math.ceil((snapshot * count + models + data_bytes) / GIB + 1)
     if size < needed:
         data = f"and {data_bytes / GIB:.1f} GiB of data need {needed} GiB"
         yield (
@@ -88,6 +93,21 @@ def volume(config: JobConfig, data_bytes: int = 0) -> Iterator[str]:
             f"compute.volume_gb is {size}; a volume has at most {limits.LARGEST_VOLUME_GB}: "
             f"set compute.volume_gb to that or less"
         )
+
+
+def arithmetic(config: JobConfig) -> Iterator[str]:
+    instance_type = config.compute.instance_type
+    if config.training.precision == "fp16" and not limits.has_gpus(instance_type):
+        yield (
+            f"training.precision is fp16, but {instance_type} has no GPU: set training.precision "
+            f"to bf16 or fp32, or take an instance type with GPUs"
+        )
+
+
+def validation(config: JobConfig) -> Iterator[str]:
+    channel = config.data.validation is not None
+    for problem in validation_problems(config.training, channel=channel):
+        yield f"training.{problem}"
 
 
 def batch(config: JobConfig) -> Iterator[str]:
@@ -272,4 +292,4 @@ def _place(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-RULES = (container, volume, batch, hyperparameters, environment)
+RULES = (container, volume, batch, arithmetic, validation, hyperparameters, environment)

@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -116,23 +114,10 @@ def _print_policies(config: "JobConfig") -> None:
 
 def _with_region(config: "JobConfig") -> "JobConfig":
     """The configuration with the region that the environment or the AWS configuration names."""
-    import boto3
-    from botocore.exceptions import BotoCoreError
-
-    from launch.schema import REGION
+    from launch import account
     from launch.start import with_aws
 
-    region = config.aws.region or os.environ.get("AWS_REGION")
-    try:
-        region = region or boto3.Session().region_name
-    except BotoCoreError:
-        region = None  # a broken configuration is told where an account is needed
-    if region and not re.fullmatch(REGION, region):
-        raise Refused(
-            f"the AWS region of your environment is {region!r}; it must look like us-east-1: "
-            f"set AWS_REGION, or type --set aws.region=us-east-1"
-        )
-    return with_aws(config, region=region)
+    return with_aws(config, region=account.region_of(config.aws.region))
 
 
 def _start_on_aws(config: "JobConfig", options: argparse.Namespace) -> "Started":
@@ -140,11 +125,11 @@ def _start_on_aws(config: "JobConfig", options: argparse.Namespace) -> "Started"
     from botocore.exceptions import BotoCoreError, ClientError
 
     channels = _refuse_without_asking(config)
-    from launch import estimator, runs, start
+    from launch import account, estimator, runs, start
 
     try:
         session = estimator.open_session(str(config.aws.region))
-        bucket = config.aws.bucket or _default_bucket(session)
+        bucket = config.aws.bucket or account.default_bucket(session.boto_session)
     except (Boto3Error, BotoCoreError, ClientError) as error:
         raise Refused(f"AWS does not let us in: {one_line(error)}") from error
     config = start.with_aws(config, bucket=bucket)
@@ -157,25 +142,19 @@ def _start_on_aws(config: "JobConfig", options: argparse.Namespace) -> "Started"
         raise Failed(f"AWS did not start the job: {one_line(error)}") from error
 
 
-def _default_bucket(session: "Session") -> str:
-    """The name of the account's default SageMaker bucket; whether it is there, preflight says."""
-    sts = session.boto_session.client("sts")
-    return f"sagemaker-{session.boto_region_name}-{sts.get_caller_identity()['Account']}"
-
-
 def _refuse_without_asking(config: "JobConfig") -> "list[Channel]":
     """The job's data channels, if nothing is wrong that can be seen from here. Raises Refused."""
-    from launch import data, source, start
+    from launch import account, data, source, start
 
     problems = []
     if config.aws.region is None:
-        problems.append("aws.region is not set; type --set aws.region=us-east-1, or set AWS_REGION")
+        problems.append(account.NO_REGION)
     if config.aws.role is None:
         problems.append(
             "aws.role is not set; give the execution role's ARN: "
             "--set aws.role=arn:aws:iam::123456789012:role/name (the README says how to make one)"
         )
-    problems += _credential_problems()
+    problems += account.credential_problems()
     channels: list[Channel] = []
     looks: list[Callable[[], Any]] = [
         lambda: channels.extend(data.channels(config)),
@@ -190,18 +169,6 @@ def _refuse_without_asking(config: "JobConfig") -> "list[Channel]":
     if problems:
         raise Refused(problems)
     return channels
-
-
-def _credential_problems() -> list[str]:
-    import boto3
-    from botocore.exceptions import BotoCoreError
-
-    try:
-        if boto3.Session().get_credentials() is None:
-            return ["no AWS credentials were found; type `aws configure`, or set AWS_PROFILE"]
-    except BotoCoreError as error:
-        return [f"the AWS configuration cannot be used: {one_line(error)}"]
-    return []
 
 
 def _preflight(

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from training.settings import SettingsError
 
+_last_said = time.monotonic()
+
 
 class TrainingError(RuntimeError):
     """The job cannot go on; its text is one sentence that a person can act on."""
@@ -74,7 +76,14 @@ def _failure_file() -> Path:
 
 def say(line: str) -> None:
     """Print one line in one write, so that log readers never see half of it."""
+    global _last_said
+    _last_said = time.monotonic()
     _write(1, line + "\n")
+
+
+def seconds_of_silence() -> float:
+    """How long ago this process last said something."""
+    return time.monotonic() - _last_said
 
 
 def _write(descriptor: int, text: str) -> None:

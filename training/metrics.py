@@ -4,25 +4,27 @@ SageMaker applies the expressions to every line of the log and plots what they f
 """
 
 import time
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 NUMBER = r"([-+]?(?:[0-9.]+(?:e[-+]?[0-9]+)?|nan|inf))"
 
 
-def step_line(
-    step: int,
-    *,
-    loss: float,
-    learning_rate: float,
-    gradient_norm: float,
-    samples_per_second: float,
-    step_seconds: float,
-) -> str:
-    """What rank 0 says about an optimizer step."""
-    return (
-        f"step={step} loss={loss:.4f} learning_rate={learning_rate:.1e} "
-        f"gradient_norm={gradient_norm:.3f} samples_per_second={samples_per_second:.1f} "
-        f"step_seconds={step_seconds:.4f}"
-    )
+_FORMATS = {
+    "loss": ".4f",
+    "learning_rate": ".1e",
+    "gradient_norm": ".3f",
+    "samples_per_second": ".1f",
+    "step_seconds": ".4f",
+    "data_wait_seconds": ".4f",
+    "tokens_per_second": ".0f",
+    "mfu": ".4f",
+}
+
+
+def step_line(step: int, **values: float) -> str:
+    """What rank 0 says about an optimizer step; `values` are some of the known ones."""
+    return f"step={step} " + " ".join(f"{k}={v:{_FORMATS[k]}}" for k, v in values.items())
 
 
 def resumed_line(step: int, snapshot: str, attempt: int) -> str:
@@ -50,6 +52,9 @@ METRIC_DEFINITIONS = [
     {"Name": "train:gradient_norm", "Regex": rf"\bgradient_norm={NUMBER}"},
     {"Name": "train:samples_per_second", "Regex": rf"\bsamples_per_second={NUMBER}"},
     {"Name": "train:step_seconds", "Regex": rf"\bstep_seconds={NUMBER}"},
+    {"Name": "train:data_wait_seconds", "Regex": rf"\bdata_wait_seconds={NUMBER}"},
+    {"Name": "train:tokens_per_second", "Regex": rf"\btokens_per_second={NUMBER}"},
+    {"Name": "train:mfu", "Regex": rf"\bmfu={NUMBER}"},
     {"Name": "snapshot:step", "Regex": rf"^snapshot step={NUMBER}"},
     {"Name": "snapshot:stall_ms", "Regex": rf"\bstall_ms={NUMBER}"},
     {"Name": "snapshot:write_s", "Regex": rf"\bwrite_s={NUMBER}"},
@@ -60,13 +65,26 @@ METRIC_DEFINITIONS = [
 class Pace:
     """Measures the steps between two log lines."""
 
-    def __init__(self, samples_per_step: int, step: int) -> None:
-        self._samples, self._step, self._time = samples_per_step, step, time.perf_counter()
+    def __init__(self, step: int) -> None:
+        self._step, self._time, self._waited = step, time.perf_counter(), 0.0
+
+    def waits(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The same batches; takes note of how long each took to come."""
+        iterator = iter(batches)
+        while True:
+            started = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self._waited += time.perf_counter() - started
+            yield batch
 
     def since_last(self, step: int) -> tuple[float, float]:
-        """(samples per second, seconds per step) since the last call or the start."""
+        """(seconds, seconds of waiting for data) per step since the last call or the start."""
         now = time.perf_counter()
         steps = max(1, step - self._step)
         seconds = max(1e-9, now - self._time) / steps
-        self._step, self._time = step, now
-        return self._samples / seconds, seconds
+        waited = self._waited / steps
+        self._step, self._time, self._waited = step, now, 0.0
+        return seconds, waited

@@ -37,6 +37,18 @@ class ByteTransformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.apply(_initialise)
 
+    @property
+    def tokens_per_sample(self) -> int:
+        """For the log; a model need not have it."""
+        return self.position.num_embeddings
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Of a forward and backward pass (PaLM, Chowdhery et al. 2022, appendix B); for the log."""
+        multiplied = sum(p.numel() for p in self.parameters()) - self.position.weight.numel()
+        length, width = self.position.weight.shape
+        return length * (6.0 * multiplied + 12.0 * len(self.blocks) * width * length)
+
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats per byte of `targets` given `inputs`, both (batch, length)."""
         positions = torch.arange(inputs.shape[1], device=inputs.device)

@@ -27,6 +27,7 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
         [group for group in groups if group["params"]],
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
+        fused=all(p.device.type in ("cpu", "cuda") for p in trained),
     )
 
 

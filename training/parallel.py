@@ -14,6 +14,10 @@ from training.settings import TrainingSettings
 def distribute(model: nn.Module, settings: TrainingSettings, group: Group) -> Replica:
     """The model on this rank's device, its gradients averaged over all ranks, and its optimizer."""
     on_device = [group.device] if group.device.type == "cuda" else None
+    if settings.tf32:
+        torch.set_float32_matmul_precision("high")
+    if settings.compile:
+        model.compile()  # in place and inside of DDP: names and gradients stay as they are
     distributed = DistributedDataParallel(
         model.to(group.device), device_ids=on_device, gradient_as_bucket_view=True
     )

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
 from training.failure import TrainingError
 from training.group import Group
@@ -92,6 +92,28 @@ class SeededSamples(Dataset[Any]):
         return self._dataset[index]
 
 
+def held_out(
+    dataset: Dataset[Any], settings: TrainingSettings
+) -> tuple[Dataset[Any], Dataset[Any] | None]:
+    """`dataset` in two parts: for training and, if there is a `validation_share`, for validation.
+
+    Which sample belongs where depends on the seed alone. Raises TrainingError if a part is empty.
+    """
+    if not settings.validation_share:
+        return dataset, None
+    size = len(dataset)  # type: ignore[arg-type]
+    count = round(size * settings.validation_share)
+    if not 0 < count < size:
+        raise TrainingError(
+            f"validation_share {settings.validation_share:g} of {size} samples leaves {count} for "
+            f"validation and {size - count} for training; add data or set another share"
+        )
+    generator = torch.Generator().manual_seed(derive_seed("held out", settings.seed))
+    order = torch.randperm(size, generator=generator)
+    parts = [sorted(part.tolist()) for part in (order[count:], order[:count])]
+    return Subset(dataset, parts[0]), Subset(dataset, parts[1])
+
+
 def check_batch(settings: TrainingSettings, size: int, world_size: int) -> None:
     """Refuse batches that cannot be dealt evenly, or a data set that is smaller than one.
 
@@ -134,7 +156,7 @@ def steps_of_data(
         SeededSamples(dataset, settings.seed),
         batch_sampler=sampler,
         num_workers=workers,
-        worker_init_fn=_start_worker if workers else None,
+        worker_init_fn=start_worker if workers else None,
         pin_memory=group.device.type == "cuda",
     )
     batches = iter(loader)
@@ -142,7 +164,8 @@ def steps_of_data(
         yield [next(batches) for _ in range(sampler.per_step)]
 
 
-def _start_worker(worker: int) -> None:
+def start_worker(worker: int) -> None:
+    """What a process that reads data does first."""
     # torchrun signals the whole process group: a worker that dies of it takes the rank down with
     # it before the step loop can write the snapshot that the signal was sent for.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

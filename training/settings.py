@@ -114,6 +114,18 @@ class TrainingSettings:
     precision: str = knob(
         "fp32", "arithmetic of forward and backward", fixed=True, choices=("fp32", "bf16", "fp16")
     )
+    tf32: bool = knob(False, "on a GPU: multiply fp32 matrices in TF32", fixed=True)
+    compile: bool = knob(False, "compile the model with torch.compile")
+
+    validation_share: float = knob(
+        0, "share of the training data held out for validation", fixed=True, minimum=0, below=1
+    )
+    evaluate_every: int = knob(0, "steps between evaluations; 0: only after the last", minimum=0)
+    export: str = knob(
+        "last",
+        "the state that becomes model.pt: after the last step, or with the lowest validation loss",
+        choices=("last", "best"),
+    )
 
     model_width: int = knob(128, "features of a token", fixed=True, minimum=1)
     model_depth: int = knob(4, "transformer blocks", fixed=True, minimum=1)
@@ -144,6 +156,7 @@ class TrainingSettings:
 
     dataloader_workers: int = knob(0, "processes that read data, on each rank", minimum=0)
     log_every: int = knob(1, "steps between log lines", minimum=1)
+    tensorboard: bool = knob(False, "write TensorBoard's event files into checkpoint_dir")
     collective_timeout: int = knob(
         600, "seconds after which a silent peer counts as gone", minimum=1
     )
@@ -337,6 +350,28 @@ def _combination_problems(settings: TrainingSettings) -> list[str]:
             f"{_divisor_below(settings.global_batch_size, settings.micro_batch_size)} does"
         )
     return problems
+
+
+def validation_problems(settings: TrainingSettings, *, channel: bool) -> list[str]:
+    """What cannot work with the validation data there is: a `channel` of its own, or a share."""
+    held_out = settings.validation_share > 0
+    if channel and held_out:
+        return [
+            f"validation_share is {settings.validation_share:g}, but there is a validation channel "
+            f"too; set validation_share to 0, or leave the channel out"
+        ]
+    if channel or held_out:
+        return []
+    wanting = []
+    if settings.export == "best":
+        wanting.append(f"export is {settings.export}")
+    if settings.evaluate_every:
+        wanting.append(f"evaluate_every is {settings.evaluate_every}")
+    return [
+        f"{wish}, but there is no validation data; give the job a validation channel, or hold out "
+        f"a part of the training data with validation_share, such as 0.05"
+        for wish in wanting
+    ]
 
 
 def _divisor_below(number: int, limit: int) -> int:

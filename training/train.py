@@ -8,10 +8,13 @@ own is in model.py and data.py.
 """
 
 import dataclasses
+import functools
 import json
-import math
+import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any, BinaryIO
 
 if __name__ == "__main__":
     # torchrun puts this file's folder on the path; the package is that folder's own name.
@@ -24,29 +27,36 @@ if __name__ == "__main__":
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from training.data import build_dataset
+from training.evaluation import Evaluation
 from training.failure import TrainingError, exit_code_of, say
 from training.group import Group, joined
+from training.heartbeat import alive, heartbeat
 from training.interruption import Interruption
-from training.metrics import Pace, step_line, validation_line
 from training.model import build_model
-from training.optimization import learning_rate, mean_over_ranks, take_step
+from training.optimization import learning_rate, take_step
 from training.parallel import distribute, settle_buckets
-from training.sampling import check_batch, seed_step, steps_of_data
-from training.settings import TrainingSettings
+from training.sampling import check_batch, held_out, seed_step, steps_of_data
+from training.settings import SettingsError, TrainingSettings, validation_problems
+from training.snapshots.best import Best
 from training.snapshots.files import prepare, write_atomically
 from training.snapshots.names import plain
 from training.snapshots.resume import resume
 from training.snapshots.snapshotter import Snapshotter
 from training.snapshots.tensors import mapped
-from training.validation import validation_loss
+from training.watch import Watch, tensorboard_problems
 
 
 def main() -> None:
     """Run one attempt of the job that the command line and SageMaker's environment describe."""
     settings = TrainingSettings.from_arguments(sys.argv[1:])
-    with joined(settings.collective_timeout, deterministic=settings.deterministic) as group:
+    check_settings(settings)
+    with (
+        heartbeat(),
+        joined(settings.collective_timeout, deterministic=settings.deterministic) as group,
+    ):
         train(settings, group)
 
 
@@ -56,48 +66,79 @@ def train(settings: TrainingSettings, group: Group) -> None:
 
     with group.agreement():
         check_outputs(settings, group)
-        dataset = build_dataset(settings, settings.train_dir)
-        validation = None
-        if settings.validation_dir:
-            validation = build_dataset(settings, settings.validation_dir)
+        dataset, validation = build_data(settings)
         samples = len(dataset)  # type: ignore[arg-type]
         check_batch(settings, samples, group.world_size)
         model = build_model(settings)
     check_same(samples, group)
     replica = distribute(model, settings, group)
-    settle_buckets(replica, dataset, settings, group)
+    with alive("compiling" if settings.compile else "warming up"):
+        settle_buckets(replica, dataset, settings, group)
 
-    resumed = resume(settings, group, replica, samples)
-    step, pace = resumed.step, Pace(settings.global_batch_size, resumed.step)
+    with alive("resuming"):
+        resumed = resume(settings, group, replica, samples)
+    step = resumed.step
     if step >= settings.total_steps and group.rank == 0:
         say(f"already finished: step {step} of {settings.total_steps}; writing the model")
 
-    with Snapshotter(settings, group, replica, resumed, samples, interruption) as snapshots:
-        for micro_batches in steps_of_data(dataset, settings, group, first_step=step):
+    watch = Watch(settings, group, model, resumed)
+    evaluation = Evaluation(settings, group, model, validation, resumed, watch.evaluated)
+    with (
+        closing(watch),
+        closing(evaluation),
+        alive("training"),
+        Snapshotter(
+            *(settings, group, replica, resumed, samples, interruption),
+            also=evaluation.state,
+            metrics=watch.metrics,
+        ) as snapshots,
+    ):
+        evaluation.after_step(step, snapshots.look)  # what an interruption may have cut short
+        for micro_batches in watch.waits(steps_of_data(dataset, settings, group, first_step=step)):
             rate = learning_rate(settings, step)
             seed_step(settings.seed, step, group.rank)
             loss, norm = take_step(replica, micro_batches, rate, settings, group.device)
             step += 1
 
-            snapshots.after_step(step, norm)
-            if step % settings.log_every == 0 or step == settings.total_steps:
-                log_step(step, loss, norm, rate, pace, group)
+            snapshots.reached(step, norm)
+            watch.after_step(step, loss, norm, rate)
+            evaluation.after_step(step, snapshots.look)
+            snapshots.take(step)
 
         snapshots.finish(step)
+        evaluation.finish(step, snapshots.look)
         if group.rank == 0:
-            export(model, settings)
-        if validation:
-            mean_loss = validation_loss(model, validation, settings, group, snapshots.look)
-            if group.rank == 0:
-                say(validation_line(step, mean_loss))
+            exported = export(model, step, evaluation.best, settings)
     if group.rank == 0:
-        say(f"finished step={step} model={settings.model_dir}/model.pt")
+        say(f"finished step={step} model={settings.model_dir}/model.pt {exported}")
+
+
+def check_settings(settings: TrainingSettings) -> None:
+    """Refuse, before anybody waits for anybody, what this machine or its channels cannot do."""
+    problems = validation_problems(settings, channel=bool(settings.validation_dir))
+    problems += tensorboard_problems(settings)
+    if not torch.cuda.is_available():
+        if settings.precision == "fp16":
+            problems.append("precision is fp16, which needs a GPU; use bf16 or fp32 on a CPU")
+        if settings.compile and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+            problems.append(
+                "compile is true, which needs a C++ compiler on a CPU, and there is none; install "
+                "g++, or set compile to false"
+            )
+    if problems:
+        raise SettingsError(problems)
+
+
+def build_data(settings: TrainingSettings) -> tuple[Dataset[Any], Dataset[Any] | None]:
+    """What is trained on, and what is validated on: a channel, a part held out, or nothing."""
+    dataset, validation = held_out(build_dataset(settings, settings.train_dir), settings)
+    if settings.validation_dir:
+        validation = build_dataset(settings, settings.validation_dir)
+    return dataset, validation
 
 
 def check_outputs(settings: TrainingSettings, group: Group) -> None:
-    """Refuse a precision that this device lacks, or a model directory that cannot be written."""
-    if settings.precision == "fp16" and group.device.type == "cpu":
-        raise TrainingError("precision is fp16, which needs a GPU; use bf16 or fp32 on a CPU")
+    """Refuse a model directory that cannot be written."""
     if group.rank == 0:
         try:
             prepare(Path(settings.model_dir))
@@ -117,46 +158,36 @@ def check_same(samples: int, group: Group) -> None:
         )
 
 
-def log_step(
-    step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float, pace: Pace, group: Group
-) -> None:
-    """Rank 0 prints the line; all ranks stop together when the loss is no number any more."""
-    mean_loss, gradient_norm = mean_over_ranks(loss, group.world_size), float(norm)
-    samples_per_second, seconds = pace.since_last(step)
-    if group.rank == 0:
-        say(
-            step_line(
-                step,
-                loss=mean_loss,
-                learning_rate=rate,
-                gradient_norm=gradient_norm,
-                samples_per_second=samples_per_second,
-                step_seconds=seconds,
-            )
-        )
-    if not (math.isfinite(mean_loss) and math.isfinite(gradient_norm)):
-        raise TrainingError(
-            f"the loss is {mean_loss} and the gradient norm {gradient_norm} at step {step}; "
-            f"start again under another run_name, with a lower learning_rate or a longer warm-up. "
-            f"The snapshots of this run are from before"
-        )
+def export(model: nn.Module, step: int, best: Best | None, settings: TrainingSettings) -> str:
+    """Write the last or the best state as `model.pt`, a plain state dict. Returns which it is.
 
-
-def export(model: nn.Module, settings: TrainingSettings) -> None:
-    """Write `model.pt`, a plain state dict, and `settings.json` into the model directory."""
+    `settings.json` and `exported.json` beside it say how it was trained, and which state it is.
+    """
+    chosen: dict[str, Any] = {"export": settings.export, "step": step}
+    if settings.export == "best" and best and best.state:
+        state = best.state["model"]
+        chosen.update(step=best.state["step"], validation_loss=best.state["validation_loss"])
+    else:
+        named = {plain(name): value for name, value in model.state_dict().items()}
+        state = mapped(named, lambda tensor: tensor.detach().cpu())
     directory = Path(settings.model_dir)
-    named = {plain(name): value for name, value in model.state_dict().items()}
-    state = mapped(named, lambda tensor: tensor.detach().cpu())
-    described = json.dumps(dataclasses.asdict(settings), indent=1).encode()
+    described = {"settings.json": dataclasses.asdict(settings), "exported.json": chosen}
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / "model.pt", lambda file: torch.save(state, file))
-        write_atomically(directory / "settings.json", lambda file: file.write(described))
+        for name, values in described.items():
+            text = json.dumps(values, indent=1).encode()
+            write_atomically(directory / name, functools.partial(_put, text))
     except OSError as error:
         raise TrainingError(
             f"the model could not be written to {directory} ({error.strerror}); start again "
             f"with a --model-dir that can be written: no step will be repeated"
         ) from error
+    return " ".join(f"{name}={value}" for name, value in chosen.items() if name != "step")
+
+
+def _put(text: bytes, file: BinaryIO) -> None:
+    file.write(text)
 
 
 if __name__ == "__main__":

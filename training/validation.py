@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from training.group import Group
 from training.optimization import autocast, to_device
-from training.sampling import SeededSamples
+from training.sampling import SeededSamples, start_worker
 from training.settings import TrainingSettings
 
 
@@ -33,13 +33,23 @@ def validation_loss(
     total = torch.zeros(2, dtype=torch.float64, device=group.device)
     for buffer in model.buffers():  # running statistics are each rank's own until the next forward
         dist.broadcast(buffer, src=0)
+    modes = {module: module.training for module in model.modules()}
     model.eval()
-    for batch in DataLoader(mine, batch_size=batch_size):
+    workers = settings.dataloader_workers
+    loader = DataLoader(
+        mine,
+        batch_size=batch_size,
+        num_workers=workers,
+        worker_init_fn=start_worker if workers else None,
+        pin_memory=group.device.type == "cuda",
+    )
+    for batch in loader:
         with autocast(settings, group.device):
             loss = model(*to_device(batch, group.device))
         count = len(batch[0])
         total += torch.stack([loss.double() * count, total.new_tensor(count)])
         after_batch()
-    model.train()
+    for module, training in modes.items():  # a part that its owner has frozen stays as it was
+        module.training = training
     dist.all_reduce(total)
     return float(total[0] / total[1])

@@ -24,6 +24,8 @@ LOG = "training.log_every"
 BATCH = "training.global_batch_size"
 MICRO = "training.micro_batch_size"
 PRECISION = "training.precision"
+EVALUATE = "training.evaluate_every"
+COMPILE = "training.compile"
 WORKERS = "training.dataloader_workers"
 
 _ONE_RANK = "ml.c5.xlarge"  # a type on which the toolkit starts one process, as on any host here
@@ -85,6 +87,10 @@ def _micro(before: Values, now: Values) -> int:
     return next(d for d in range(min(before[MICRO], share), 0, -1) if share % d == 0)
 
 
+def _evaluate(before: Values, now: Values) -> int:
+    return _in_proportion(before[EVALUATE], before, now)
+
+
 def _precision(before: Values, now: Values) -> str:
     return "bf16" if before[PRECISION] == "fp16" else str(before[PRECISION])
 
@@ -101,6 +107,8 @@ _RULES: tuple[tuple[str, Callable[[Values, Values], Any], str], ...] = (
     (BATCH, _batch, "few samples, as many on each instance"),
     (MICRO, _micro, "divides an instance's samples"),
     (PRECISION, _precision, "fp16 needs a GPU"),
+    (EVALUATE, _evaluate, "in proportion to the steps"),
+    (COMPILE, lambda before, now: False, "compiling takes longer than the steps"),
     (WORKERS, lambda before, now: min(before[WORKERS], 1), "all instances share this CPU"),
 )
 

@@ -110,7 +110,7 @@ class SyncAgent:
 
     def _upload(self, name: str) -> Iterator[None]:
         path = self._directory / name
-        begun, done = path.with_name(name + UPLOADING), path.with_name(name + UPLOADED)
+        begun, done = path.with_name(path.name + UPLOADING), path.with_name(path.name + UPLOADED)
         try:
             done.unlink(missing_ok=True)
             begun.touch()
@@ -136,7 +136,7 @@ class SyncAgent:
         if not path.exists():  # else it came back, and the next pass uploads it
             self._s3.delete_object(Bucket=self._bucket, Key=self._prefix + name)
             self._known.pop(name, None)
-            path.with_name(name + UPLOADED).unlink(missing_ok=True)
+            path.with_name(path.name + UPLOADED).unlink(missing_ok=True)
             yield
 
     def _look(self) -> dict[str, _Seen]:

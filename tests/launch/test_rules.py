@@ -117,6 +117,26 @@ TABLE = [
         (setting("data.channels", numbered(18, value="sample")), "aws.network_isolation=true"),
         "data has 21 channels, the code's own included; SageMaker allows 20",
     ),
+    (
+        (CPU, IMAGE, "training.precision=fp16"),
+        (CPU, IMAGE, "training.precision=bf16"),
+        "training.precision is fp16, but ml.c5.xlarge has no GPU: set training.precision to bf16",
+    ),
+    (
+        "training.export=best",
+        ("training.export=best", "training.validation_share=0.1"),
+        "training.export is best, but there is no validation data",
+    ),
+    (
+        "training.evaluate_every=5",
+        ("training.evaluate_every=5", "data.validation=sample"),
+        "training.evaluate_every is 5, but there is no validation data",
+    ),
+    (
+        ("training.validation_share=0.1", "data.validation=sample"),
+        "training.validation_share=0.1",
+        "training.validation_share is 0.1, but there is a validation channel too",
+    ),
     ("data.input_mode=Pipe", "data.input_mode=File", "data.input_mode is 'Pipe'; it must be"),
     ("aws.subnets=[subnet-1]", BOTH, "aws.subnets is set but aws.security_group_ids is not"),
     ("aws.security_group_ids=[sg-1]", BOTH, "aws.security_group_ids is set but aws.subnets is not"),

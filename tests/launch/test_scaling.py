@@ -62,10 +62,15 @@ def job(*overrides, name="default"):
 
 def cpu_job(*, hosts=2, **training):
     """A job on CPU instances whose other training settings are all small enough already."""
+    return small_job(*CPU, hosts=hosts, **training)
+
+
+def small_job(*overrides, hosts=2, **training):
+    """The same on the default's instances, which have a GPU each."""
     small = {"total_steps": 60, "warmup_steps": 6, "snapshot_steps": 10, "log_every": 1}
     values = {"dataloader_workers": 0, "precision": "fp32", **small, **training}
-    overrides = [f"training.{name}={value}" for name, value in values.items()]
-    return job(*CPU, f"compute.instance_count={hosts}", *overrides)
+    settings = [f"training.{name}={value}" for name, value in values.items()]
+    return job(*overrides, f"compute.instance_count={hosts}", *settings)
 
 
 def table(lines):
@@ -225,7 +230,7 @@ def test_every_host_gets_the_same_number_of_samples(hosts_before, steps, batch, 
 
 
 def test_what_needs_a_gpu_or_many_cores_is_replaced():
-    lines = scaled(cpu_job(precision="fp16", dataloader_workers=8), 2, ())[1]
+    lines = scaled(small_job(precision="fp16", dataloader_workers=8), 2, ())[1]
     assert table(lines) == {
         "training.precision": "fp16 → bf16",
         "training.dataloader_workers": "8 → 1",
@@ -262,10 +267,17 @@ def test_what_is_pinned_keeps_its_value():
         "training.micro_batch_size": "11",
         "training.precision": "fp16",
         "training.dataloader_workers": "9",
+        "training.validation_share": "0.1",
+        "training.evaluate_every": "200",
+        "training.compile": "true",
     }
-    before = job(*CPU, *(f"{key}={value}" for key, value in overrides.items()))
-    assert scaled(before, 2, overrides) == (before, [])
-    assert len(table(scaled(before, 2, ())[1])) == len(overrides)
+    before = job(*(f"{key}={value}" for key, value in overrides.items()))
+    assert scaled(before, 2, overrides) == (
+        before,
+        ["ml.g5.2xlarge has 1 GPU; here each instance is one process on the CPU"],
+    )
+    left_alone = {"training.validation_share"}
+    assert table(scaled(before, 2, ())[1]).keys() == overrides.keys() - left_alone
 
 
 def test_a_section_that_is_pinned_keeps_all_its_values():

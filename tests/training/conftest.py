@@ -45,13 +45,13 @@ def make_settings(tmp_path, text_dir):
 @pytest.fixture
 def run(hasty_run, monkeypatch):
     """Run one attempt as `hasty_run` does, on a disk that is always done before the next step."""
-    after_step = Snapshotter.after_step
+    take = Snapshotter.take
 
-    def patiently(self, *arguments):
-        after_step(self, *arguments)
+    def patiently(self, step):
+        take(self, step)
         self._keeper._collect(wait=True)
 
-    monkeypatch.setattr(Snapshotter, "after_step", patiently)
+    monkeypatch.setattr(Snapshotter, "take", patiently)
     return hasty_run
 
 

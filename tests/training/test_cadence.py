@@ -64,11 +64,13 @@ def test_the_pace_and_its_reason(cost, values, seconds, reason):
 def test_stall_and_slow_down_are_what_a_snapshot_costs(clock):
     auto = Cadence(settings(), first_step=0)
     for _ in range(20):
+        auto.step_begins()
         clock[0] += 1.5
         auto.step_done(writing=False)
     assert auto.due(20)
     auto.taken(20)
     for _ in range(3):  # three steps take 1.6 s instead of 1.5 while the snapshot is written
+        auto.step_begins()
         clock[0] += 1.6
         auto.step_done(writing=True)
     pace = auto.written(stall_seconds=0.1, write_seconds=2.0)

@@ -286,13 +286,13 @@ def test_snapshots_use_plain_names_and_plain_types(run):
 
 def test_the_directory_never_holds_more_than_kept_and_one(run, checkpoints, monkeypatch):
     most = []
-    after = Snapshotter.after_step
+    after = Snapshotter.take
 
     def counted(self, *args, **kwargs):
         after(self, *args, **kwargs)
         most.append(len([n for n in os.listdir(checkpoints) if n.endswith(".pt")]))
 
-    monkeypatch.setattr(Snapshotter, "after_step", counted)
+    monkeypatch.setattr(Snapshotter, "take", counted)
     run(total_steps=20, decay_steps=20, snapshot_steps=1, snapshots_kept=2)
     assert 2 <= max(most) <= 3
 

@@ -62,7 +62,7 @@ class Cadence:
         self._settings = settings
         self._before, self._began = seconds_before, time.monotonic()
         self._undisturbed = deque[float](maxlen=_STEPS_REMEMBERED)
-        self._last_arrival: float | None = None
+        self._step_began: float | None = None
         self._slow_down = 0.0
         self._write_seconds = 0.0
         self._cost: float | None = None
@@ -77,14 +77,17 @@ class Cadence:
 
     def step_done(self, *, writing: bool) -> None:
         """Take note of a step's duration; `writing`: a snapshot was on its way meanwhile."""
-        now = time.monotonic()
-        if self._last_arrival is not None:
-            seconds = now - self._last_arrival
-            if not writing:
-                self._undisturbed.append(seconds)
-            elif self._undisturbed:
-                self._slow_down += max(0.0, seconds - statistics.median(self._undisturbed))
-        self._last_arrival = now
+        if self._step_began is None:
+            return
+        seconds = time.monotonic() - self._step_began
+        if not writing:
+            self._undisturbed.append(seconds)
+        elif self._undisturbed:
+            self._slow_down += max(0.0, seconds - statistics.median(self._undisturbed))
+
+    def step_begins(self) -> None:
+        """Count the next step from now on: what is done between two steps belongs to neither."""
+        self._step_began = time.monotonic()
 
     def due(self, step: int) -> bool:
         """Whether a snapshot of `step` is due now."""

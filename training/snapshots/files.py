@@ -36,8 +36,8 @@ def write(directory: Path, state: State, **described: Any) -> Manifest:
     """Write `state`, then the manifest that makes it a snapshot; both appear whole or not at all.
 
     `described` are the manifest's fields that this file cannot know: run_name, step, samples_seen,
-    world_size, settings, attempt, dataset_samples and optimizer. Raises OSError when the disk
-    refuses, with no debris left.
+    world_size, settings, attempt, dataset_samples, optimizer and metrics. Raises OSError when the
+    disk refuses, with no debris left.
     """
     step = described["step"]
     _make_room(directory, step, described["run_name"])

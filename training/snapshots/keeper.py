@@ -4,6 +4,7 @@ Between two steps it only takes references; the copy and the disk are other thre
 """
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,12 @@ from training.settings import TrainingSettings
 from training.snapshots.cadence import Cadence
 from training.snapshots.delivery import Delivery
 from training.snapshots.host_memory import check_room
+from training.snapshots.provenance import provenance
 from training.snapshots.resume import Resumed
 from training.snapshots.staging import Staging
 from training.snapshots.writer import Unsound, Writer
+
+Also = Callable[[], Mapping[str, Any]]  # what a snapshot or its manifest holds beside the rest
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,12 @@ class Keeper:
         resumed: Resumed,
         dataset_samples: int,
         interruption: Interruption,
+        also: Also,
+        metrics: Also,
     ) -> None:
         self._settings, self._group, self._replica = settings, group, replica
         self._attempt, self._dataset_samples = resumed.attempt, dataset_samples
-        self._interruption = interruption
+        self._interruption, self._also, self._metrics = interruption, also, metrics
         self._delivery = Delivery(settings.checkpoint_dir, settings.checkpoint_s3_uri)
         self._cadence = Cadence(settings, resumed.step, resumed.seconds_trained)
         self._staging = Staging(replica)
@@ -60,18 +66,24 @@ class Keeper:
         replica.optimizer.register_step_pre_hook(self._leave_boundary)
         self._say_what_comes(resumed.step)
 
-    def after_step(self, boundary: Boundary, *, urgent: bool) -> None:
-        """Everything that is done between two steps; none of it waits for a disk."""
+    def reached(self, boundary: Boundary) -> None:
+        """Take note of a boundary, so that its state can be written from now on."""
         if not self._begun:  # now the optimizer has its state
             self._begun = True
             check_room(self._replica)
         self._cadence.step_done(writing=self._writer.busy)
-        self._arrive_at(boundary)
-        self._collect()
+        self._boundary = boundary
+        for name, value in self._buffers.items():  # the next forward pass may change them
+            self._buffers_then[name].copy_(value)
         self._say_if_too_short(boundary.step)
+
+    def take(self, step: int, *, urgent: bool) -> None:
+        """Begin a snapshot of the boundary of `step` if one is due; waits for no disk."""
+        self._collect()
         self._urgent |= urgent or self._cadence.deadline_is_near()
-        if self._urgent or self._cadence.due(boundary.step):
+        if self._urgent or self._cadence.due(step):
             self._begin()
+        self._cadence.step_begins()
 
     def look(self, *, urgent: bool) -> None:
         """Begin the snapshot that a signal asks for, or asked for while the writer was busy."""
@@ -142,6 +154,7 @@ class Keeper:
             tuple(self._whole),
             self._restored,
             self._interruption.grace_ends,
+            also=self._also(),
             deliver=deliver,
         )
 
@@ -168,22 +181,16 @@ class Keeper:
 
     def _describe(self, step: int) -> dict[str, Any]:
         return {
-            "samples_seen": step * self._settings.global_batch_size,
-            "world_size": self._group.world_size,
-            "settings": self._settings.fingerprint(),
+            **provenance(self._settings, step, self._group.world_size),
             "attempt": self._attempt,
             "dataset_samples": self._dataset_samples,
             "optimizer": type(self._replica.optimizer).__name__,
             "seconds_trained": round(self._cadence.seconds_trained, 3),
+            "metrics": dict(self._metrics()),
         }
 
-    def _arrive_at(self, boundary: Boundary) -> None:
-        self._boundary = boundary
-        for name, value in self._buffers.items():  # the next forward pass may change them
-            self._buffers_then[name].copy_(value)
-
     def _leave_boundary(self, *_: object) -> None:
-        self._boundary = None  # an optimizer step is half done until after_step says otherwise
+        self._boundary = None  # an optimizer step is half done until the next is reached
 
     def _say_what_comes(self, first_step: int) -> None:
         every, left = self._settings.snapshot_steps, self._settings.total_steps - first_step

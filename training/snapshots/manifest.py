@@ -16,6 +16,7 @@ FORMAT = 1
 # SageMaker's sync agent leaves files with this in their name alone; AWS's own containers write
 # their temporary files so.
 TEMPORARY = ".sagemaker-ignore"
+BEST_FOLDER = "best"  # in the checkpoint directory: the state with the lowest validation loss
 # The agent puts these beside a file that it is uploading, and one that it has uploaded.
 UPLOADING, UPLOADED = ".sagemaker-uploading", ".sagemaker-uploaded"
 _NAME = re.compile(r"step-(\d{10})\.(pt|json)")
@@ -43,6 +44,7 @@ class Manifest:
     dataset_samples: int = 0
     optimizer: str = ""
     seconds_trained: float = 0.0
+    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":

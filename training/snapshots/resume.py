@@ -3,8 +3,10 @@
 Only rank 0's host needs the files. Nobody decides by what it sees on its own disk.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +19,7 @@ from training.snapshots import files
 from training.snapshots.apply import apply
 from training.snapshots.mapping import Mapping
 from training.snapshots.names import plain
+from training.snapshots.tensors import copied_to_host, mapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,8 @@ class Resumed:
     """Where training starts: after `step` optimizer steps; `snapshot` is None for a fresh start.
 
     `whole` are the steps of this run's snapshots in the directory, the resumed one included, and
-    `seconds_trained` is how long the attempts took that led to it.
+    `seconds_trained` is how long the attempts took that led to it. `evaluated` is the last step
+    that was evaluated, 0 if none was; only rank 0 has the best state so far.
     """
 
     step: int = 0
@@ -32,6 +36,8 @@ class Resumed:
     snapshot: str | None = None
     whole: tuple[int, ...] = ()
     seconds_trained: float = 0.0
+    evaluated: int = 0
+    best: dict[str, Any] | None = None
 
 
 def resume(
@@ -49,7 +55,7 @@ def resume(
     resumed, state, problem = Resumed(), None, None
     if group.rank == 0:
         try:
-            if found := _choose(settings):
+            if found := _choose(settings, group.world_size):
                 _check_fits(found, replica, dataset_samples)
                 resumed, state = found.resumed, found.state
         except Exception as error:
@@ -63,7 +69,8 @@ def resume(
         apply(group, replica, state or {}, Mapping(path) if group.rank == 0 else None)
         if group.rank == 0:
             say(resumed_line(resumed.step, resumed.snapshot, resumed.attempt))
-    return resumed
+    best = (state or {}).get("validation", {}).get("best")
+    return dataclasses.replace(resumed, best=mapped(best, copied_to_host))
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class _Found:
     resumed: Resumed
 
 
-def _choose(settings: TrainingSettings) -> _Found | None:
+def _choose(settings: TrainingSettings, world_size: int) -> _Found | None:
     """The newest snapshot of this run that is whole; None if the run starts fresh."""
     directory = _own_directory(settings)
     steps = files.candidates(path.name for path in directory.iterdir())
@@ -104,13 +111,23 @@ def _choose(settings: TrainingSettings) -> _Found | None:
                 snapshot=name,
                 whole=(*whole, step),
                 seconds_trained=manifest.seconds_trained,
+                evaluated=state.get("validation", {}).get("step", 0),
             )
+            _say_world_size(manifest.world_size, world_size)
             return _Found(manifest, state, resumed)
     if foreign or damaged:
         raise TrainingError(_refusal(settings, foreign, {**damaged, **half}))
     ignored = f"; only what was delivered in part: {', '.join(half.values())}" if half else ""
     say(f"starting fresh: no snapshot in {directory}{ignored}")
     return None
+
+
+def _say_world_size(before: int, now: int) -> None:
+    if before != now:
+        say(
+            f"the snapshot was written by {before} ranks, and there are {now} now: every sample is "
+            f"still seen once an epoch, at the same learning rate; dropout and rounding differ"
+        )
 
 
 class _Foreign(Exception):

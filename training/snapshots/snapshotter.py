@@ -13,12 +13,12 @@ from training.group import Group
 from training.interruption import Interruption
 from training.replica import Replica
 from training.settings import TrainingSettings
-from training.snapshots.keeper import Boundary, Keeper
+from training.snapshots.keeper import Also, Boundary, Keeper
 from training.snapshots.resume import Resumed
 
 
 class Snapshotter:
-    """Call `after_step` between optimizer steps, and `finish` after the last one.
+    """Call `reached`, then `take`, between two optimizer steps, and `finish` after the last one.
 
     It is a context: when the block fails, as it does when a peer vanishes, the last complete state
     is written. It is still in memory, it takes no collective, and this process leaves afterwards.
@@ -33,24 +33,35 @@ class Snapshotter:
         resumed: Resumed,
         dataset_samples: int,
         interruption: Interruption,
+        also: Also = dict,
+        metrics: Also = dict,
     ) -> None:
+        """What `also` and `metrics` give is added to the state and to the manifest of snapshots."""
         self._interruption = interruption
         self._keeper = (
-            Keeper(settings, group, replica, resumed, dataset_samples, interruption)
+            Keeper(settings, group, replica, resumed, dataset_samples, interruption, also, metrics)
             if group.rank == 0
             else None
         )
         self._group = group
 
-    def after_step(self, step: int, gradient_norm: torch.Tensor) -> None:
+    def reached(self, step: int, gradient_norm: torch.Tensor) -> None:
+        """Say that `step` is done: from now on a signal or a lost peer makes its state be written.
+
+        A step whose gradient is not finite is never written over a good one.
+        """
+        if self._keeper:
+            self._keeper.reached(Boundary(step, gradient_norm))
+
+    def take(self, step: int) -> None:
         """Begin a snapshot of `step` if one is due, or if the instance is about to be taken away.
 
         A disk that refuses costs this snapshot and no other; training goes on, and the next due
-        time tries again. A step whose gradient is not finite is never written over a good one.
+        time tries again.
         """
         noticed = self._interruption.noticed()
         if self._keeper:
-            self._keeper.after_step(Boundary(step, gradient_norm), urgent=noticed)
+            self._keeper.take(step, urgent=noticed)
 
     def look(self) -> None:
         """Answer a stop signal; call it wherever training stays long between two steps."""

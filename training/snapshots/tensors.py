@@ -6,6 +6,11 @@ from typing import Any
 from torch import Tensor
 
 
+def copied_to_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory that nothing else refers to."""
+    return tensor.detach().to("cpu", copy=True)
+
+
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same state in containers of its own, each tensor changed, and tuples as lists."""
     if isinstance(value, Tensor):

@@ -4,10 +4,11 @@ One at a time: while it is busy nothing is queued, because a newer state will be
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from training.snapshots import files, retention
 from training.snapshots.delivery import Delivery
 from training.snapshots.staging import Staging
 
-Describe = Callable[[int], dict[str, object]]
+Describe = Callable[[int], dict[str, Any]]
 
 
 class Unsound(Exception):
@@ -66,19 +67,22 @@ class Writer:
         arrived: frozenset[int],
         grace_ends: float | None = None,
         *,
+        also: Mapping[str, Any] | None = None,
         deliver: bool = False,
     ) -> None:
         """Write what is staged for `step`, which took `begin_seconds` of training so far.
 
-        `whole` and `arrived` are for pruning; with `deliver` the snapshot is then taken to S3.
+        `also` is added to the state, and may not change any more. `whole` and `arrived` are for
+        pruning; with `deliver` the snapshot is then taken to S3.
         """
         self.step = step
-        described = {"run_name": self._settings.run_name, "step": step, **self._describe(step)}
+        described = self._describe(step)
 
         def work() -> Written:
             try:
                 _check_sound(gradient_norm)
-                written = self._write(described, step, begin_seconds, whole, arrived)
+                state = {**self._staging.state(), **(also or {})}
+                written = self._write(state, described, step, begin_seconds, whole, arrived)
             finally:
                 self._staging.release()
             if deliver:
@@ -104,13 +108,13 @@ class Writer:
 
     def _write(
         self,
-        described: dict[str, object],
+        state: dict[str, Any],
+        described: dict[str, Any],
         step: int,
         begin_seconds: float,
         whole: Sequence[int],
         arrived: frozenset[int],
     ) -> Written:
-        state = self._staging.state()
         started = time.monotonic()
         manifest = files.write(self._directory, state, **described)
         deleted = retention.prune(

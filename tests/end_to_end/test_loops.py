@@ -1,0 +1,181 @@
+"""What a real loop has, killed and resumed under torchrun: the same bits as never interrupted."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from launch.config import ROOT
+from tests.end_to_end.test_torchrun import final
+from tests.end_to_end.torchrun import Torchrun
+from tests.states import differing
+from training.optimization import learning_rate
+from training.settings import TrainingSettings
+
+STEPS = 12
+COMMON = {"total_steps": STEPS, "snapshot_steps": 2, "decay_steps": STEPS}
+LOOPS = {
+    "bf16": {"precision": "bf16"},
+    "micro batches, data workers, evaluation": {
+        "micro_batch_size": 2,
+        "dataloader_workers": 2,
+        "validation_share": 0.1,
+        "evaluate_every": 3,
+        "export": "best",
+    },
+    "compiled": {"compile": "true", "ranks": 1},  # compiling takes long enough
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    import pydoc_data.topics
+
+    directory = tmp_path_factory.mktemp("text")
+    topics = "".join(pydoc_data.topics.topics.values()).encode()
+    (directory / "topics.txt").write_bytes(topics[:20_000])
+    return directory
+
+
+@pytest.mark.parametrize("settings", LOOPS.values(), ids=LOOPS)
+def test_killed_and_resumed_it_ends_with_the_same_bits(text, tmp_path, settings):
+    straight, parts = tmp_path / "straight", tmp_path / "parts"
+    # Both compile for themselves, but not in a folder that other runs of this machine have filled.
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    with Torchrun(text, straight, env=env, **COMMON, **settings) as run:
+        assert run.finish() == 0, run.log
+    with Torchrun(text, parts, env=env, **COMMON, **settings) as run:
+        run.until(r"^snapshot step=")
+        run.until(r"^step=7 ")
+        run.kill()
+    with Torchrun(text, parts, env=env, **COMMON, **settings) as run:
+        assert run.finish() == 0, run.log
+        assert run.find(r"^resumed step=\d+ "), run.log
+    assert differing(final(straight, STEPS), final(parts, STEPS)) == []
+    exported = [torch.load(home / "model" / "model.pt") for home in (straight, parts)]
+    assert differing(*exported) == []
+    # Whether compiled or not, on one rank or many, files carry the names of the plain model.
+    assert exported[0].keys() == final(straight, STEPS)["model"].keys()
+    assert {"token.weight", "blocks.0.attend.weight"} < exported[0].keys()
+
+
+SEEN = """
+import os, sys
+from training import sampling, train
+from training.failure import exit_code_of
+
+read = sampling.SeededSamples.__getitem__
+
+def noted(self, place):
+    with open(sys.argv[0] + f".{os.environ['RANK']}", "a") as file:
+        print(*place, file=file)
+    return read(self, place)
+
+sampling.SeededSamples.__getitem__ = noted
+sys.exit(exit_code_of(train.main))
+"""
+
+
+RATES = {"decay_steps": 6, "warmup_steps": 2}
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2)])
+def test_another_number_of_ranks_sees_every_sample_once(text, tmp_path, before, after):
+    script = tmp_path / "noted.py"
+    script.write_text(SEEN)
+    options = {**RATES, "sequence_length": 512, "model_width": 8, "snapshot_steps": 3}
+    rates = []
+    for ranks, total_steps in ((before, 3), (after, 6)):
+        options["total_steps"] = total_steps
+        with Torchrun(text, tmp_path, ranks=ranks, script=str(script), **options) as run:
+            assert run.finish() == 0, run.log
+        rates += [x.split()[2] for x in run.lines if re.match(r"step=\d+ ", x)]
+    assert run.find(rf"^the snapshot was written by {before} ranks, and there are {after} now: ")
+    seen = [x for path in tmp_path.glob("noted.py.*") for x in path.read_text().splitlines()]
+    assert len(seen) == 6 * 12  # six steps of the global batch
+    size = 20_000 // 512
+    epochs = [sum(x.startswith(f"{epoch} ") for x in seen) for epoch in range(3)]
+    assert len(set(seen)) == len(seen)
+    assert epochs == [size, 72 - size, 0] if 2 * size > 72 else [size, size, 72 - 2 * size]
+    expected = [learning_rate(TrainingSettings(**RATES, total_steps=6), step) for step in range(6)]
+    assert rates == [f"learning_rate={rate:.1e}" for rate in expected]
+
+
+def test_a_hung_peer_ends_the_job_within_the_collective_timeout(text, tmp_path):
+    options = {"total_steps": 100_000, "snapshot_steps": 90_000, "collective_timeout": 5}
+    env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
+    with Torchrun(text, tmp_path, env=env, **options) as run:
+        run.until(r"^step=3 ")
+        os.kill(run.ranks()[1].pid, signal.SIGSTOP)
+        started = time.monotonic()
+        assert run.finish() != 0
+        assert time.monotonic() - started < 40
+    assert "rank 0: host" in run.failure
+    assert run.find(r"^snapshot step=\d+ ")  # the last complete state
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """scikit-learn's bundled images, as the second user's channel."""
+    from sklearn.datasets import load_digits
+
+    bundled = load_digits()
+    directory = tmp_path_factory.mktemp("digits")
+    images, labels = torch.from_numpy(bundled.images).byte(), torch.from_numpy(bundled.target)
+    torch.save({"images": images, "labels": labels}, directory / "digits.pt")
+    return directory
+
+
+@pytest.fixture
+def second_project(tmp_path):
+    """A clone in which a second user has replaced the two files."""
+    clone = tmp_path / "clone"
+    for room in ("config", "launch", "training"):
+        shutil.copytree(ROOT / room, clone / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("model.py", "data.py"):
+        shutil.copy(ROOT / "tests" / "second_model" / name, clone / "training" / name)
+    return clone
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the SageMaker toolkit is Linux's")
+def test_an_image_classifier_passes_the_same_rehearsal(second_project, digits, tmp_path):
+    values = {
+        "data.train": digits,
+        "training.total_steps": 30,
+        "training.warmup_steps": 2,
+        "training.snapshot_steps": 4,
+        "training.validation_share": 0.2,
+        "training.evaluate_every": 5,
+        "training.export": "best",
+        "training.model_width": 16,
+        "training.dropout": 0.2,
+        "training.learning_rate": 0.02,
+    }
+    settings = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    out = tmp_path / "report"
+    done = subprocess.run(
+        [
+            *(sys.executable, str(second_project / "launch" / "rehearse.py"), "--out", str(out)),
+            *("--interrupt", "7:kill", "--interrupt", "18", *settings),
+        ],
+        cwd=second_project,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((out / "report.json").read_text())
+    assert report["equal"] is True
+    assert [one["kind"] for one in report["attempts"]] == ["kill", "reclaim", "completed"]
+    log = (out / "interrupted" / "logs" / "attempt-3.log").read_text()
+    losses = [float(x) for x in re.findall(r"validation_loss=(\d\.\d+)$", log, re.M)]
+    assert losses[-1] < 2.2  # it learns: guessing costs ln 10, which is 2.3
+    assert " export=best validation_loss=" in log

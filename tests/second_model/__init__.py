@@ -1,0 +1,1 @@
+"""A second user's project: an image classifier, in the two files that one has to touch."""

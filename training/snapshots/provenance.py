@@ -1,0 +1,16 @@
+"""What the manifest of any state says about the run that made it."""
+
+from typing import Any
+
+from training.settings import TrainingSettings
+
+
+def provenance(settings: TrainingSettings, step: int, world_size: int) -> dict[str, Any]:
+    """The manifest's fields that do not depend on what the file holds."""
+    return {
+        "run_name": settings.run_name,
+        "step": step,
+        "samples_seen": step * settings.global_batch_size,
+        "world_size": world_size,
+        "settings": settings.fingerprint(),
+    }
