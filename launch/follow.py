@@ -67,17 +67,17 @@ def _run(options: argparse.Namespace) -> int:
             f"or install requirements.txt"
         ) from None
     if options.job is None:
-        return list_jobs(clients(options.region), as_json=options.json)
+        return list_jobs(clients(options.region), _time(), as_json=options.json)
     return follow(clients(options.region), _time(), options)
 
 
-def list_jobs(aws: "Clients", *, as_json: bool) -> int:
+def list_jobs(aws: "Clients", time: "Time", *, as_json: bool) -> int:
     """Print the recent jobs of this project. Raises Refused if they cannot be listed."""
     from rich.console import Console
 
     from launch.following import jobs
 
-    rows = jobs.recent(aws.sagemaker, aws.s3)
+    rows = jobs.recent(aws.sagemaker, aws.s3, time.sleep)
     if as_json:
         print("\n".join(jobs.as_lines(rows)))
     elif rows:

@@ -13,11 +13,9 @@ from launch.following.logs import LogReader
 from launch.following.picture import Picture
 from launch.following.state import LogState
 from launch.following.storage import Storage, resumable
-from launch.following.trouble import Passing, Withheld
+from launch.following.trouble import TRIES, Passing, Withheld, backoff, patiently
 
-LONGEST_WAIT = 60.0
 CATCH_UP_SECONDS = 0.3  # between two pages of a log that is being read up to now
-FIRST_TRIES = 5  # so often AWS may be out of reach before it ever was within
 # The last lines and files arrive after the end: a job is looked at so often again, or so long.
 LOOKS_AFTER_END, SETTLED_AFTER = 3, datetime.timedelta(minutes=2)
 
@@ -50,6 +48,7 @@ class Follower:
         self._storage: Storage | None = None
         self._job: Job | None = None
         self._failures, self._busy = 0, False
+        self._due = time.now()  # for a look at more than the rest of the log
         self._looks_after_end = 0
         self._missing: dict[str, str] = {}
         self.stalled = self.over = False
@@ -60,7 +59,7 @@ class Follower:
         Raises Refused if there is no such job, or the credentials do not count any more.
         """
         while True:
-            picture = self._look()
+            picture = self._look(refresh)
             if picture:
                 self.over = self._settled(picture)
                 yield picture
@@ -72,36 +71,40 @@ class Follower:
         """What a new start would find in S3. Raises Refused for lost credentials."""
         if self._job is None or self._storage is None:
             return Resumable(None, known=False)
-        for failures in range(1, FIRST_TRIES + 1):
-            try:
-                return Resumable(
-                    *resumable(self._clients.s3, self._storage.uri, self._job.run_name)
-                )
-            except Withheld:
-                break
-            except Passing:
-                self._time.sleep(_backoff(failures))
-        return Resumable(None, known=False)
+        s3, uri, run_name = self._clients.s3, self._storage.uri, self._job.run_name
+        try:
+            found = patiently(lambda: resumable(s3, uri, run_name), self._time.sleep)
+        except (Withheld, Passing):
+            return Resumable(None, known=False)
+        return Resumable(*found)
 
-    def _look(self) -> Picture | None:
+    def _look(self, refresh: float) -> Picture | None:
         """One refresh: three calls at most. None until the job was described for the first time."""
-        self._missing, self._busy = {}, False
+        only_log = self._reader.behind and not self._busy and self._time.now() < self._due
+        self._busy = False
+        if self._job and only_log:
+            self._read_log(self._job)
+        else:
+            self._ask_everything(refresh)
+        self._failures = self._failures + 1 if self._busy else 0
+        return self._picture(self._job) if self._job else None
+
+    def _ask_everything(self, refresh: float) -> None:
+        self._due = self._time.now() + datetime.timedelta(seconds=refresh)
+        self._missing = {}
         try:
             self._job = describe(self._clients.sagemaker, self._name)
         except Passing as error:
+            if self._job is None and self._failures + 1 == TRIES:
+                raise Refused(f"AWS cannot be reached: {error}") from error
             self._wait_for("status", error)
-        else:
-            self._read_log(self._job)
-            self._list_snapshots(self._job)
-        self._failures = self._failures + 1 if self._busy else 0
-        if self._job is None:
-            if self._failures >= FIRST_TRIES:
-                raise Refused(f"AWS cannot be reached: {self._missing['status']}")
-            return None
+            return
         self._looks_after_end += self._job.ended
-        return self._picture(self._job)
+        self._read_log(self._job)
+        self._list_snapshots(self._job)
 
     def _read_log(self, job: Job) -> None:
+        self._missing.pop("log", None)
         try:
             for event in self._reader.read(job, self._time.now()):
                 self._log.absorb(event)
@@ -125,7 +128,7 @@ class Follower:
 
     def _wait_for(self, what: str, error: Passing) -> None:
         self._busy = True
-        seconds = _backoff(self._failures + 1)
+        seconds = backoff(self._failures + 1)
         self._missing[what] = f"{what}: {error}; asking again in {seconds:.0f} s"
 
     def _picture(self, job: Job) -> Picture:
@@ -163,10 +166,5 @@ class Follower:
 
     def _pause(self, refresh: float) -> float:
         if self._busy:
-            return _backoff(self._failures)
+            return backoff(self._failures)
         return min(refresh, CATCH_UP_SECONDS) if self._reader.behind else refresh
-
-
-def _backoff(failures: int) -> float:
-    """Seconds to wait after so many failures in a row: 1, 2, 4, … 60."""
-    return float(min(LONGEST_WAIT, 2 ** min(failures - 1, 10)))

@@ -1,7 +1,7 @@
 """The account's recent jobs of this project, which it finds by the tag that every start sets."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from launch.errors import Refused
 from launch.following.job import Job
 from launch.following.storage import newest_of
-from launch.following.trouble import Passing, Withheld, sorted_out
+from launch.following.trouble import Passing, Withheld, patiently, sorted_out
 from launch.following.words import UNKNOWN, number, percent
 from launch.limits import PROJECT, PROJECT_TAG
 
@@ -41,35 +41,36 @@ class Row:
         }
 
 
-def recent(sagemaker: Any, s3: Any) -> list[Row]:
+def recent(sagemaker: Any, s3: Any, sleep: Callable[[float], None]) -> list[Row]:
     """The newest jobs of this project, newest first. Raises Refused if they cannot be listed."""
     try:
-        with sorted_out():
-            found = sagemaker.search(
-                Resource="TrainingJob",
-                SearchExpression={
-                    "Filters": [
-                        {"Name": f"Tags.{PROJECT_TAG}", "Operator": "Equals", "Value": PROJECT}
-                    ]
-                },
-                SortBy="CreationTime",
-                SortOrder="Descending",
-                MaxResults=JOBS_SHOWN,
-            )
+        jobs = patiently(lambda: _search(sagemaker), sleep)
     except (Withheld, Passing) as error:
         raise Refused(
             f"the jobs cannot be listed ({error}); your credentials need sagemaker:Search, or give "
             f"a job's name: python launch/follow.py JOB"
         ) from error
-    jobs = [Job(one["TrainingJob"]) for one in found.get("Results") or [] if "TrainingJob" in one]
-    return [Row(job, _step(s3, job)) for job in jobs]
+    return [Row(job, _step(s3, job, sleep)) for job in jobs]
+
+
+def _search(sagemaker: Any) -> list[Job]:
+    ours = {"Name": f"Tags.{PROJECT_TAG}", "Operator": "Equals", "Value": PROJECT}
+    with sorted_out():
+        found = sagemaker.search(
+            Resource="TrainingJob",
+            SearchExpression={"Filters": [ours]},
+            SortBy="CreationTime",
+            SortOrder="Descending",
+            MaxResults=JOBS_SHOWN,
+        )
+    return [Job(one["TrainingJob"]) for one in found.get("Results") or [] if "TrainingJob" in one]
 
 
 def as_table(rows: Sequence[Row]) -> Table:
     """The list for a person."""
     table = Table(box=None)
     table.add_column("job", no_wrap=True)  # a name that is cut off cannot be typed
-    for name in ("run", "status", "step", "interruptions", "savings"):
+    for name in ("run", "status", "step", "interrupted", "savings"):
         table.add_column(name, overflow="fold")
     for row in rows:
         job = row.job
@@ -87,10 +88,11 @@ def as_lines(rows: Sequence[Row]) -> list[str]:
     return [json.dumps(row.as_json()) for row in rows]
 
 
-def _step(s3: Any, job: Job) -> int | None:
-    if job.snapshots_uri is None:
+def _step(s3: Any, job: Job, sleep: Callable[[float], None]) -> int | None:
+    uri = job.snapshots_uri
+    if uri is None:
         return None
     try:
-        return newest_of(s3, job.snapshots_uri)
+        return patiently(lambda: newest_of(s3, uri), sleep)
     except (Withheld, Passing):
         return None

@@ -63,7 +63,12 @@ class Picture:
             "status": job.status,
             "secondary_status": job.secondary_status,
             "transitions": [
-                {"status": one.status, "start": one.start and one.start.isoformat()}
+                {
+                    "status": one.status,
+                    "start": one.start and one.start.isoformat(),
+                    "end": one.end and one.end.isoformat(),
+                    "message": one.message,
+                }
                 for one in job.transitions
             ],
             "attempts": job.attempts,

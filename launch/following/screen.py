@@ -14,7 +14,7 @@ from rich.text import Text
 
 from launch.following.ending import Ending
 from launch.following.picture import LINES_SHOWN, Picture
-from launch.following.words import UNKNOWN, clock, duration, number, percent, snapshot
+from launch.following.words import UNKNOWN, clock, duration, moment, number, percent, snapshot
 
 TRANSITIONS_SHOWN = 40
 _COLOURS = {"Completed": "green", "Failed": "red", "Stopped": "yellow", "Interrupted": "yellow"}
@@ -91,7 +91,7 @@ class PlainScreen(_Lasting):
         transitions = picture.job.transitions
         for one in transitions[self._transitions :]:
             message = f": {one.message}" if one.message else ""
-            print(f"{clock(one.start)} {one.status}{message}", flush=True)
+            print(f"{moment(one.start)} {one.status}{message}", flush=True)
         self._transitions = max(self._transitions, len(transitions))
         notes = {
             *(f"warning: {w}" for w in picture.warnings),
@@ -101,7 +101,7 @@ class PlainScreen(_Lasting):
             print(note, flush=True)
         self._said = notes  # one that went away and comes back is said again
         if (line := summary(picture)) != self._summary:
-            print(f"{clock(picture.now)} {line}", flush=True)
+            print(f"{moment(picture.now)} {line}", flush=True)
             self._summary = line
 
     def end(self, picture: Picture, ending: Ending) -> None:
@@ -165,7 +165,7 @@ def _rows(picture: Picture) -> Iterator[tuple[str, RenderableType]]:
     job, reading = picture.job, picture.log.reading
     yield "run", Text(job.run_name or UNKNOWN)
     yield "status", _status(picture)
-    yield "so far", Text(_transitions(picture))
+    yield "UTC", Text(_transitions(picture))
     yield "step", _progress(picture)
     yield (
         "loss",
@@ -196,7 +196,11 @@ def _status(picture: Picture) -> Text:
 
 def _transitions(picture: Picture) -> str:
     every = picture.job.transitions
-    shown = [f"{clock(one.start)} {one.status}" for one in every[-TRANSITIONS_SHOWN:]]
+    shown, day = [], None
+    for one in every[-TRANSITIONS_SHOWN:]:
+        same = one.start is None or one.start.date() == day
+        shown.append(f"{clock(one.start) if same else moment(one.start)} {one.status}")
+        day = one.start.date() if one.start else day
     earlier = [f"… {len(every) - len(shown)} earlier"] if len(every) > len(shown) else []
     return " → ".join(earlier + shown) or UNKNOWN
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from launch.following.logs import Event
 from training.metrics import METRIC_DEFINITIONS, NUMBER
 
-LINES_KEPT = 30  # of each stream
+LINES_KEPT = 100  # of each stream
+CAUSES_KEPT = 500
+LINES_AFTER_CAUSE = 3  # torchrun and the toolkit say the same again, at length
 STREAMS_KEPT = 200
 SNAPSHOTS_KEPT = 200
 PACES_KEPT = 20
@@ -52,6 +54,9 @@ class LogState:
         default_factory=lambda: deque(maxlen=PACES_KEPT)
     )
     _tails: dict[str, list[tuple[datetime.datetime, int, str]]] = field(default_factory=dict)
+    _causes: deque[tuple[bool, datetime.datetime, int, str, str]] = field(
+        default_factory=lambda: deque(maxlen=CAUSES_KEPT)
+    )
     _count: int = 0
 
     def absorb(self, event: Event) -> None:
@@ -96,23 +101,24 @@ class LogState:
         tails = {s: t for s, t in self._tails.items() if start is None or t[-1][0] >= start}
         if not tails:
             return None
-        said = sorted(
-            (bool(_SUFFERED.match(text)), time, number, stream, text)
-            for stream, tail in tails.items()
-            for time, number, text in tail
-            if _FAILED.match(text) and (start is None or time >= start)
-        )
-        if said:
-            stream, text = said[0][3:]
-            stream, rank = _whose(stream, text, list(tails))
-        else:
-            stream, rank = min(tails, key=lambda name: tails[name][-1][:2]), None
-        return LastWords(host_of(stream), rank, [text for *_, text in tails[stream][-count:]])
+        causes = [one for one in self._causes if start is None or one[1] >= start]
+        if not causes:
+            stream = min(tails, key=lambda name: tails[name][-1][:2])
+            return LastWords(host_of(stream), None, _texts(tails[stream])[-count:])
+        *_, speaker, text = min(causes)
+        stream, rank = _whose(speaker, text, list(tails))
+        lines = _texts(tails.get(stream, []))
+        if stream == speaker:
+            lines = _around(lines, text, count)
+        return LastWords(host_of(stream), rank, lines[-count:])
 
     def _keep(self, event: Event) -> None:
         tail = self._tails.setdefault(event.stream, [])
         insort(tail, (event.time, self._count, event.text))
         del tail[:-LINES_KEPT]
+        if _FAILED.match(event.text):
+            suffered = bool(_SUFFERED.match(event.text))
+            self._causes.append((suffered, event.time, self._count, event.stream, event.text))
         if len(self._tails) > STREAMS_KEPT:
             del self._tails[min(self._tails, key=lambda name: self._tails[name][-1][:2])]
 
@@ -146,6 +152,18 @@ class LastWords:
 def host_of(stream: str) -> str:
     """The host in a stream's name, `JOB/algo-1-1700000000`: without the time of its start."""
     return re.sub(r"-\d{9,}$", "", stream.rpartition("/")[2]) or "?"
+
+
+def _texts(tail: list[tuple[datetime.datetime, int, str]]) -> list[str]:
+    return [text for *_, text in tail]
+
+
+def _around(lines: list[str], cause: str, count: int) -> list[str]:
+    """`count` lines that end shortly after the cause; it is there even if too many came since."""
+    if cause not in lines:
+        return [cause, *lines[1 - count :]]
+    end = lines.index(cause) + 1 + LINES_AFTER_CAUSE
+    return lines[max(0, end - count) : end]
 
 
 def _whose(stream: str, text: str, streams: list[str]) -> tuple[str, int | None]:

@@ -1,7 +1,8 @@
 """What an AWS error means to somebody who follows a job: wait, go on without, or stop."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -38,6 +39,10 @@ _BUSY = {
 }
 
 
+LONGEST_WAIT = 60.0
+TRIES = 5  # so often AWS is asked, where nothing is there to be shown meanwhile
+
+
 class Passing(Exception):
     """AWS is busy or out of reach; the same question may be answered later."""
 
@@ -59,6 +64,24 @@ def sorted_out() -> Iterator[None]:
         raise _meaning(error) from error
     except BotoCoreError as error:
         raise Withheld(one_line(error)) from error
+
+
+Answer = TypeVar("Answer")
+
+
+def patiently(ask: Callable[[], Answer], sleep: Callable[[float], None]) -> Answer:
+    """The answer to a question that is asked once. Raises Passing if AWS stays busy, and more."""
+    for failures in range(1, TRIES):
+        try:
+            return ask()
+        except Passing:
+            sleep(backoff(failures))
+    return ask()
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait after so many failures in a row: 1, 2, 4, … 60."""
+    return float(min(LONGEST_WAIT, 2 ** min(failures - 1, 10)))
 
 
 def code_of(error: BaseException | None) -> str:

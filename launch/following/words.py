@@ -22,6 +22,11 @@ def clock(time: datetime.datetime | None) -> str:
     return time.strftime("%H:%M:%S") if time else UNKNOWN
 
 
+def moment(time: datetime.datetime | None) -> str:
+    """A day and its time, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S") if time else UNKNOWN
+
+
 def number(value: float | None, form: str = "") -> str:
     """A number in a format, such as `.4f`."""
     return UNKNOWN if value is None else format(value, form)

@@ -63,7 +63,7 @@ def test_interrupted_three_times_and_completed(aws, run):
     code, out, err = run()
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    statuses = [line.split()[1] for line in lines if len(line.split()) == 2 and ":" in line[:3]]
+    statuses = [line.split()[2] for line in lines if len(line.split()) == 3]
     attempt = ["Starting", "Downloading", "Training"]
     assert statuses == [*[*attempt, "Interrupted"] * 3, *attempt, "Uploading", "Completed"]
     assert lines[-3:] == [
@@ -153,6 +153,28 @@ def test_failed_on_rank_3_shows_the_lines_of_its_host(aws, run):
     ]
     assert "resumes    a new start goes on at step 10 of 400" in end
     assert end[-1].startswith(f"continue   {CONTINUE}")
+
+
+def test_the_cause_is_shown_though_torchrun_talks_on(aws, run):
+    for number in range(20):
+        aws.say(100 + number, f"before {number}")
+    aws.say(150, "rank 0: KeyError: 'tokens'")
+    for number in range(300):
+        aws.say(151 + number / 1000, f"torchrun says {number}")
+    _, out, _ = aws.life(("Training", 200), ("Failed",)) and run()
+    assert "rank 0:\n  rank 0: KeyError: 'tokens'\n  torchrun says 286\n" in out
+    aws.events, aws.seconds = aws.events[:60], 0
+    _, out, _ = run()
+    assert "before 19\n  rank 0: KeyError: 'tokens'\n  torchrun says 0\n" in out
+    assert "torchrun says 3" not in out
+
+
+def test_what_failed_before_an_interruption_is_not_why_the_job_failed(aws, run):
+    aws.say(10, "rank 5: old", "algo-3-1772366400").say(510, "rank 2: new", "algo-2-1772366900")
+    _, out, _ = aws.life(
+        ("Training", 50), ("Interrupted", 400), ("Training", 80), ("Failed",)
+    ) and (run())
+    assert "failed first, algo-2, rank 2:\n  rank 2: new\n" in out
 
 
 @pytest.mark.parametrize(
@@ -343,6 +365,16 @@ def test_a_refresh_costs_three_calls(aws, run):
     refreshes = " ".join(aws.calls).split(" sleep ")
     assert set(refreshes[:-1]) == {"describe logs list"}
     assert refreshes[-1] == "describe logs list list get"
+
+
+def test_a_log_that_is_behind_is_read_on_without_asking_for_the_rest(aws, run):
+    aws.page, aws.seconds = 10, 3000
+    for number in range(100):
+        aws.say(number, f"line {number}")
+    code, *_ = aws.put(50, 400).life(("Training", 120), ("Completed",)) and run()
+    assert code == 0
+    assert " ".join(aws.calls) == "describe logs list" + " sleep logs" * 9 + " list get"
+    assert set(aws.slept) == {0.3}
 
 
 def test_json_has_the_same_keys_on_every_line(aws, run):

@@ -22,7 +22,7 @@ def played():
 
 
 def listed(played, capsys, *, as_json=False):
-    code = exit_code_of(lambda: follow.list_jobs(played.clients, as_json=as_json))
+    code = exit_code_of(lambda: follow.list_jobs(played.clients, played.time, as_json=as_json))
     return (code, *capsys.readouterr())
 
 
@@ -30,7 +30,7 @@ def test_the_list_shows_how_the_jobs_fared(played, capsys):
     code, out, _ = listed(played, capsys)
     head, row = out.splitlines()
     assert code == 0
-    assert head.split() == ["job", "run", "status", "step", "interruptions", "savings"]
+    assert head.split() == ["job", "run", "status", "step", "interrupted", "savings"]
     assert row.split() == [NAME, "shakespeare", "Completed", "390", "/", "400", "2", "68%"]
     assert played.asked["SearchExpression"]["Filters"] == [
         {"Name": "Tags.project", "Operator": "Equals", "Value": "sagemaker-spot-ddp"}
@@ -57,6 +57,14 @@ def test_a_list_that_is_refused_is_one_sentence(played, capsys, code):
     assert (code, out) == (2, "")
     assert err.startswith("error: the jobs cannot be listed (")
     assert "sagemaker:Search" in err
+
+
+def test_a_list_that_is_throttled_is_asked_for_again(played, capsys):
+    played.fail("search", refused("ThrottlingException", "Search"), times=2)
+    played.fail("list", refused("SlowDown", "ListObjectsV2"), times=1)
+    code, out, _ = listed(played, capsys)
+    assert (code, played.slept) == (0, [1, 2, 1])
+    assert "390 / 400" in out
 
 
 def test_no_jobs_yet(played, capsys, monkeypatch):

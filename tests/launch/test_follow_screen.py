@@ -45,8 +45,8 @@ VIEW = """
 ╭─ shakespeare-20260301-120000-000 ────────────────────────────────────────────────────────────────╮
 │ run        shakespeare                                                                           │
 │ status     InProgress · Training   attempt 2, interrupted 1×                                     │
-│ so far     12:00:00 Starting → 12:01:00 Downloading → 12:01:30 Training → 12:05:00 Interrupted → │
-│            12:06:40 Starting → 12:07:40 Downloading → 12:08:10 Training                          │
+│ UTC        2026-03-01 12:00:00 Starting → 12:01:00 Downloading → 12:01:30 Training → 12:05:00    │
+│            Interrupted → 12:06:40 Starting → 12:07:40 Downloading → 12:08:10 Training            │
 │ step       198 / 400  ━━━━━━━━━━━━━━━━━━━╸                      50%  6 min 44 s left             │
 │ loss       1.9876   640.0 samples/s                                                              │
 │ snapshots  step 198 logged, step 150 in S3: 48 steps at risk (48 to repeat if interrupted now)   │
@@ -110,3 +110,10 @@ def test_the_end_stays_below_the_last_view(picture):
         live.end(picture, Ending(["stopped    by [hand]", "continue   " + "x" * 150], 3))
     text = console.file.getvalue()
     assert text.endswith(f"stopped    by [hand]\ncontinue   {'x' * 150}\n")
+
+
+def test_a_job_of_several_days_shows_the_days(picture):
+    aws = Aws().life(("Starting", 13 * 3600), ("Training", 60), ("Interrupted",))
+    aws.seconds = 50_000
+    text = " ".join(" ".join(drawn(dataclasses.replace(picture, job=Job(aws.described())))).split())
+    assert "2026-03-01 12:00:00 Starting → 2026-03-02 01:00:00 Training → 01:01:00 Interr" in text
