@@ -120,7 +120,8 @@ def _screen(options: argparse.Namespace) -> "Screen":
     if options.json:
         return JsonScreen()
     console = Console()
-    return LiveScreen(console) if console.is_terminal else PlainScreen()
+    live = sys.stdout.isatty() and not console.is_dumb_terminal
+    return LiveScreen(console) if live else PlainScreen()
 
 
 def _time() -> "Time":

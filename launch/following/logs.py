@@ -1,8 +1,8 @@
 """Reads a job's CloudWatch log a page at a time, every event once, the newest ones soon."""
 
 import datetime
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from launch.following.job import Job
@@ -93,7 +93,7 @@ class LogReader:
         if not self.behind:
             start = self._start or 0
             self._seen = {key: time for key, time in self._seen.items() if time >= start}
-        for key in _first(self._seen, len(self._seen) - IDS_KEPT):
+        for key in list(islice(self._seen, max(0, len(self._seen) - IDS_KEPT))):
             del self._seen[key]
 
 
@@ -110,8 +110,3 @@ def _printable(text: str) -> str:
     """A line without what would move a terminal's cursor or change its colours."""
     text = text.rstrip().replace("\t", " ")
     return text if text.isprintable() else "".join(filter(str.isprintable, text))
-
-
-def _first(keys: dict[str, int], count: int) -> list[str]:
-    some: Iterator[str] = iter(keys)
-    return [next(some) for _ in range(max(0, count))]

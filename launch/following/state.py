@@ -50,9 +50,7 @@ class LogState:
     reading: Reading | None = None
     resumed: tuple[datetime.datetime, int] | None = None
     snapshots: dict[int, datetime.datetime] = field(default_factory=dict)
-    paces: deque[tuple[datetime.datetime, float]] = field(
-        default_factory=lambda: deque(maxlen=PACES_KEPT)
-    )
+    paces: deque[float] = field(default_factory=lambda: deque(maxlen=PACES_KEPT))
     _tails: dict[str, list[tuple[datetime.datetime, int, str]]] = field(default_factory=dict)
     _causes: deque[tuple[bool, datetime.datetime, int, str, str]] = field(
         default_factory=lambda: deque(maxlen=CAUSES_KEPT)
@@ -81,7 +79,7 @@ class LogState:
     @property
     def seconds_per_step(self) -> float | None:
         """The mean over the newest lines that tell it."""
-        return sum(pace for _, pace in self.paces) / len(self.paces) if self.paces else None
+        return sum(self.paces) / len(self.paces) if self.paces else None
 
     def snapshots_since(self, start: datetime.datetime | None) -> dict[int, datetime.datetime]:
         """The snapshots whose log line is no older than `start`, by step, with its time."""
@@ -137,7 +135,7 @@ class LogState:
         self.reading = Reading(step, event.time, loss, rate)
         pace = _number(_METRICS["train:step_seconds"], event.text)
         if pace is not None and math.isfinite(pace) and pace >= 0:
-            self.paces.append((event.time, pace))
+            self.paces.append(pace)
 
 
 @dataclass(frozen=True)

@@ -97,5 +97,7 @@ def test_real_clients_understand_the_questions(send, monkeypatch, capsys):
     assert follow.main([name, "--refresh", "0.01", "--json"]) == 1  # the manifest is garbage
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (last["step"], last["loss"], last["snapshot_in_s3"]) == (5000, 1.5, 5000)
+    assert follow.main(["nobody"]) == 2
+    assert "error: there is no training job 'nobody' in us-east-1" in capsys.readouterr().err
     assert follow.main([]) == 0
     assert name in capsys.readouterr().out
