@@ -12,7 +12,7 @@ from typing import Any
 
 from launch import images
 from launch.errors import Refused
-from launch.limits import ENVIRONMENT_LENGTH
+from launch.limits import ENVIRONMENT_LENGTH, PROJECT, PROJECT_TAG
 from launch.schema import JobConfig
 from launch.source import ENTRY_POINT
 from training.metrics import METRIC_DEFINITIONS
@@ -143,7 +143,7 @@ def build(config: JobConfig, session: Session, source_dir: Path, snapshots: str)
                 enable_network_isolation=aws.network_isolation,
                 keep_alive_period_in_seconds=compute.warm_pool,
                 output_kms_key=aws.kms_key,
-                tags=[{"Key": key, "Value": value} for key, value in aws.tags.items()] or None,
+                tags=_tags(aws.tags),
             )
         estimator.training_image_uri()
     except ValueError as error:
@@ -185,6 +185,11 @@ def _environment(snapshots: str) -> dict[str, str]:
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS,
         **({CHECKPOINT_S3_URI: snapshots} if fits else {}),
     }
+
+
+def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """The configuration's tags, and ours, by which follow.py finds the jobs of this project."""
+    return [{"Key": key, "Value": value} for key, value in {**tags, PROJECT_TAG: PROJECT}.items()]
 
 
 def _entry_point(deliver_sigterm: bool) -> list[str] | None:

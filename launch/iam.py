@@ -283,16 +283,15 @@ def _network(config: JobConfig, place: _Place) -> list[Statement]:
 
 
 def _jobs(config: JobConfig, place: _Place) -> list[Statement]:
-    actions = ["CreateTrainingJob", "DescribeTrainingJob", "StopTrainingJob"]
-    actions += ["AddTags"] if config.aws.tags else []
+    actions = ["CreateTrainingJob", "DescribeTrainingJob", "StopTrainingJob", "AddTags"]
     return [
         _allow(
             "StartFollowAndStopJobs",
             [f"sagemaker:{action}" for action in actions],
             place.arn("sagemaker", "training-job/*"),
         ),
-        # SageMaker limits this one to no resource.
-        _allow("SeeWhichJobsRun", ["sagemaker:ListTrainingJobs"], "*"),
+        # SageMaker limits these to no resource.
+        _allow("SeeWhichJobsRun", ["sagemaker:ListTrainingJobs", "sagemaker:Search"], "*"),
     ]
 
 

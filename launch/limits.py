@@ -43,6 +43,7 @@ RESERVED_ENVIRONMENT = {
 RESERVED_ENVIRONMENT_PREFIXES = ("SM_", "TORCHELASTIC_")
 
 TAGS, TAG_KEY_LENGTH, TAG_VALUE_LENGTH = 50, 128, 256  # API: TagList, TagKey, TagValue
+PROJECT_TAG, PROJECT = "project", "sagemaker-spot-ddp"  # ours, by which follow.py finds our jobs
 TAG_CATEGORIES, TAG_SIGNS = "LZN", "_.:/=+-@"  # API: [\p{L}\p{Z}\p{N}_.:/=+\-@]*
 
 # torchrun's long options (torch/distributed/run.py, torch 2.13). It allows abbreviations, and looks

@@ -177,8 +177,10 @@ def _role_and_keys(config: JobConfig) -> Iterator[str]:
 
 def _tags(config: JobConfig) -> Iterator[str]:
     tags = config.aws.tags
-    if len(tags) > limits.TAGS:
-        yield f"aws.tags has {len(tags)} tags; AWS allows {limits.TAGS}: remove some"
+    if len(tags) >= limits.TAGS:
+        yield (
+            f"aws.tags has {len(tags)} tags; AWS allows {limits.TAGS}, and one is ours: remove some"
+        )
     for key, value in tags.items():
         if not 1 <= len(key) <= limits.TAG_KEY_LENGTH:
             yield (
@@ -187,6 +189,11 @@ def _tags(config: JobConfig) -> Iterator[str]:
             )
         elif key.lower().startswith("aws:"):
             yield f"aws.tags has the key {shown(key)}; AWS keeps aws: for itself: rename it"
+        elif key == limits.PROJECT_TAG:
+            yield (
+                f"aws.tags has the key {shown(key)}, which is always {limits.PROJECT}, so that "
+                f"follow.py finds its jobs: rename it"
+            )
         elif len(value) > limits.TAG_VALUE_LENGTH:
             yield (
                 f"aws.tags.{named(key)} is {len(value)} characters long; AWS allows "

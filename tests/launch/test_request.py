@@ -16,6 +16,8 @@ from launch.errors import Refused
 from training.metrics import METRIC_DEFINITIONS
 from training.settings import TrainingSettings
 
+PROJECT = {"Key": "project", "Value": "sagemaker-spot-ddp"}
+
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_request_on_spot(send, count):
@@ -65,6 +67,7 @@ def test_the_request_on_spot(send, count):
             "CHECKPOINT_S3_URI": request["CheckpointConfig"]["S3Uri"],
         },
         "ProfilerConfig": {"DisableProfiler": True},
+        "Tags": [PROJECT],
     }
     assert hyperparameters["sagemaker_torch_distributed_enabled"] is True
     assert hyperparameters["sagemaker_program"] == "training/train.py"
@@ -103,7 +106,7 @@ def test_network_keys_and_tags_are_in_the_request_when_set(send):
     assert request["ResourceConfig"]["VolumeKmsKeyId"] == "disk-key"
     assert request["EnableInterContainerTrafficEncryption"] is True
     assert request["Environment"]["NCCL_DEBUG"] == "INFO"
-    assert request["Tags"] == [{"Key": "team", "Value": "vision"}]
+    assert request["Tags"] == [{"Key": "team", "Value": "vision"}, PROJECT]
 
 
 def test_an_image_is_taken_as_it_is(send):

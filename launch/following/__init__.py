@@ -1,0 +1,1 @@
+"""What `launch/follow.py` reads, remembers and shows. Nothing here changes a job."""
