@@ -48,7 +48,10 @@ def text(tmp_path_factory):
 def test_killed_and_resumed_it_ends_with_the_same_bits(text, tmp_path, settings):
     straight, parts = tmp_path / "straight", tmp_path / "parts"
     # Both compile for themselves, but not in a folder that other runs of this machine have filled.
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    env = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more are processes that import torch first
+    }
     with Torchrun(text, straight, env=env, **COMMON, **settings) as run:
         assert run.finish() == 0, run.log
     with Torchrun(text, parts, env=env, **COMMON, **settings) as run:
@@ -110,13 +113,15 @@ def test_another_number_of_ranks_sees_every_sample_once(text, tmp_path, before, 
 
 def test_a_hung_peer_ends_the_job_within_the_collective_timeout(text, tmp_path):
     options = {"total_steps": 100_000, "snapshot_steps": 90_000, "collective_timeout": 5}
-    env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
-    with Torchrun(text, tmp_path, env=env, **options) as run:
+    with Torchrun(text, tmp_path, **options) as run:
         run.until(r"^step=3 ")
-        os.kill(run.ranks()[1].pid, signal.SIGSTOP)
+        first, second = run.ranks()
+        os.kill(second.pid, signal.SIGSTOP)
         started = time.monotonic()
-        assert run.finish() != 0
-        assert time.monotonic() - started < 40
+        run.until(r"^rank 0: host \S+ vanished")
+        first.wait(20)
+        assert time.monotonic() - started < 25
+        run.kill()  # torchrun itself gives the one that hangs half a minute
     assert "rank 0: host" in run.failure
     assert run.find(r"^snapshot step=\d+ ")  # the last complete state
 
