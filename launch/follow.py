@@ -59,6 +59,20 @@ def _positive(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> int:
+    aws = open_clients(options.region)
+    if options.job is None:
+        return list_jobs(aws, system_time(), as_json=options.json)
+    return follow(aws, system_time(), options)
+
+
+def follow_started(job_name: str, region: str) -> int:
+    """Follow a job that was just started, as the command without options would."""
+    options = _parser().parse_args([job_name, "--region", region])
+    return _run(options)
+
+
+def open_clients(region: str | None) -> "Clients":
+    """The clients with which a job is watched. Raises Refused if there can be none."""
     try:
         from launch.following.clients import clients
     except ModuleNotFoundError as error:
@@ -66,9 +80,7 @@ def _run(options: argparse.Namespace) -> int:
             f"the module {error.name} is missing; type `make setup` and use .venv/bin/python, "
             f"or install requirements.txt"
         ) from None
-    if options.job is None:
-        return list_jobs(clients(options.region), _time(), as_json=options.json)
-    return follow(clients(options.region), _time(), options)
+    return clients(region)
 
 
 def list_jobs(aws: "Clients", time: "Time", *, as_json: bool) -> int:
@@ -124,7 +136,8 @@ def _screen(options: argparse.Namespace) -> "Screen":
     return LiveScreen(console) if live else PlainScreen()
 
 
-def _time() -> "Time":
+def system_time() -> "Time":
+    """The clock and the wait that are not a test's."""
     import datetime
     import time
 

@@ -44,6 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
+        "--follow", action="store_true", help="watch the job until it ends, as follow.py does"
+    )
+    instead.add_argument(
         "--dry-run",
         action="store_true",
         help="print the exact request as JSON and touch nothing; needs no account",
@@ -88,7 +91,12 @@ def _run(options: argparse.Namespace) -> int:
     elif options.print_iam_policy:
         _print_policies(config)
     else:
-        print(_summary(_start_on_aws(config, options), options))
+        started = _start_on_aws(config, options)
+        print(_summary(started, options))
+        if options.follow:
+            from launch.follow import follow_started
+
+            return follow_started(started.job_name, started.region)
     return DONE
 
 
@@ -222,10 +230,8 @@ def _summary(started: "Started", options: argparse.Namespace) -> str:
             f"started    {started.job_name}",
             f"console    {started.console}",
             f"snapshots  {started.snapshots}",
-            f"follow     aws logs tail /aws/sagemaker/TrainingJobs {region} --follow "
-            f"--log-stream-name-prefix {started.job_name}",
-            f"stop       aws sagemaker stop-training-job {region} "
-            f"--training-job-name {started.job_name}",
+            f"follow     python launch/follow.py {started.job_name} {region}",
+            f"stop       python launch/stop.py {started.job_name} {region}",
             f"continue   {shlex.join(again)}",
             "           once it has stopped: the same run_name resumes from the newest snapshot",
         ]

@@ -73,7 +73,7 @@ def _failed(picture: Picture, found: Resumable) -> Iterator[str]:
         rank = "" if words.rank is None else f", rank {words.rank}"
         yield f"the last lines of the host that failed first, {words.host}{rank}:"
         yield from (f"  {line}" for line in words.lines)
-    yield from _what_is_left(picture, found)
+    yield from what_is_left(picture, found)
 
 
 def _stopped(picture: Picture, found: Resumable) -> Iterator[str]:
@@ -81,10 +81,11 @@ def _stopped(picture: Picture, found: Resumable) -> Iterator[str]:
     over = job.out_of_time
     why = f"because spot.{over} was over" if over else "by hand"
     yield f"stopped    {job.name} was stopped {why}; the run is not finished"
-    yield from _what_is_left(picture, found)
+    yield from what_is_left(picture, found)
 
 
-def _what_is_left(picture: Picture, found: Resumable) -> Iterator[str]:
+def what_is_left(picture: Picture, found: Resumable) -> Iterator[str]:
+    """What it cost, where a new start resumes, and the command that starts it, a line each."""
     yield _saved(picture)
     total = picture.job.total_steps
     of = f" of {total}" if total else ""
