@@ -149,6 +149,7 @@ def second_project(tmp_path):
     return clone
 
 
+@pytest.mark.xdist_group("rehearsal")
 @pytest.mark.skipif(sys.platform != "linux", reason="the SageMaker toolkit is Linux's")
 def test_an_image_classifier_passes_the_same_rehearsal(second_project, digits, tmp_path):
     values = {

@@ -16,6 +16,9 @@ from launch.errors import Refused
 from launch.rehearsal import container
 from tests.end_to_end.torchrun import wait_until
 
+# All rehearsals share the toolkit's port.
+pytestmark = pytest.mark.xdist_group("rehearsal")
+
 COMMAND = [sys.executable, str(ROOT / "launch" / "rehearse.py")]
 SHORT = ["--set", "training.total_steps=24", "--set", "training.warmup_steps=2"]
 
