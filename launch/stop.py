@@ -53,7 +53,7 @@ def stop(aws: "Clients", time: "Time", name: str) -> int:
     job = patiently(lambda: describe(aws.sagemaker, name), time.sleep)
     if job.ended:
         print(f"nothing to stop: {name} has ended ({job.secondary_status})")
-    elif job.status != "Stopping":
+    elif "Stopping" not in (job.status, job.secondary_status):
         _ask(aws, time, name)
         print(f"stopping   {name}; it has two minutes to save its state")
     follower = Follower(aws, name, 10, time)

@@ -66,6 +66,10 @@ class Pace:
     """Measures the steps between two log lines."""
 
     def __init__(self, step: int) -> None:
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        """Count from `step` and from now on: what happened before belongs to no step."""
         self._step, self._time, self._waited = step, time.perf_counter(), 0.0
 
     def waits(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -86,5 +90,5 @@ class Pace:
         steps = max(1, step - self._step)
         seconds = max(1e-9, now - self._time) / steps
         waited = self._waited / steps
-        self._step, self._time, self._waited = step, now, 0.0
+        self.restart(step)
         return seconds, waited

@@ -87,7 +87,8 @@ class Watch:
             )
 
     def evaluated(self, step: int, loss: float) -> None:
-        """Take note of the loss on the validation data."""
+        """Take note of the loss on the validation data; the time that took is nobody's step."""
+        self._pace.restart(step)
         _note(self._validation_events, step, {"loss": loss})
 
     def close(self) -> None:

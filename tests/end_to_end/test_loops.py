@@ -1,18 +1,13 @@
 """What a real loop has, killed and resumed under torchrun: the same bits as never interrupted."""
 
-import json
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
 
-from launch.config import ROOT
 from tests.end_to_end.test_torchrun import final
 from tests.end_to_end.torchrun import Torchrun
 from tests.states import differing
@@ -22,8 +17,8 @@ from training.settings import TrainingSettings
 STEPS = 12
 COMMON = {"total_steps": STEPS, "snapshot_steps": 2, "decay_steps": STEPS}
 LOOPS = {
-    "bf16": {"precision": "bf16"},
-    "micro batches, data workers, evaluation": {
+    "bf16, micro batches, data workers, evaluation": {
+        "precision": "bf16",
         "micro_batch_size": 2,
         "dataloader_workers": 2,
         "validation_share": 0.1,
@@ -124,64 +119,3 @@ def test_a_hung_peer_ends_the_job_within_the_collective_timeout(text, tmp_path):
         run.kill()  # torchrun itself gives the one that hangs half a minute
     assert "rank 0: host" in run.failure
     assert run.find(r"^snapshot step=\d+ ")  # the last complete state
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """scikit-learn's bundled images, as the second user's channel."""
-    from sklearn.datasets import load_digits
-
-    bundled = load_digits()
-    directory = tmp_path_factory.mktemp("digits")
-    images, labels = torch.from_numpy(bundled.images).byte(), torch.from_numpy(bundled.target)
-    torch.save({"images": images, "labels": labels}, directory / "digits.pt")
-    return directory
-
-
-@pytest.fixture
-def second_project(tmp_path):
-    """A clone in which a second user has replaced the two files."""
-    clone = tmp_path / "clone"
-    for room in ("config", "launch", "training"):
-        shutil.copytree(ROOT / room, clone / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("model.py", "data.py"):
-        shutil.copy(ROOT / "tests" / "second_model" / name, clone / "training" / name)
-    return clone
-
-
-@pytest.mark.xdist_group("rehearsal")
-@pytest.mark.skipif(sys.platform != "linux", reason="the SageMaker toolkit is Linux's")
-def test_an_image_classifier_passes_the_same_rehearsal(second_project, digits, tmp_path):
-    values = {
-        "data.train": digits,
-        "training.total_steps": 30,
-        "training.warmup_steps": 2,
-        "training.snapshot_steps": 4,
-        "training.validation_share": 0.2,
-        "training.evaluate_every": 5,
-        "training.export": "best",
-        "training.model_width": 16,
-        "training.dropout": 0.2,
-        "training.learning_rate": 0.02,
-    }
-    settings = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-    out = tmp_path / "report"
-    done = subprocess.run(
-        [
-            *(sys.executable, str(second_project / "launch" / "rehearse.py"), "--out", str(out)),
-            *("--interrupt", "7:kill", "--interrupt", "18", *settings),
-        ],
-        cwd=second_project,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((out / "report.json").read_text())
-    assert report["equal"] is True
-    assert [one["kind"] for one in report["attempts"]] == ["kill", "reclaim", "completed"]
-    log = (out / "interrupted" / "logs" / "attempt-3.log").read_text()
-    losses = [float(x) for x in re.findall(r"validation_loss=(\d\.\d+)$", log, re.M)]
-    assert losses[-1] < 2.2  # it learns: guessing costs ln 10, which is 2.3
-    assert " export=best validation_loss=" in log

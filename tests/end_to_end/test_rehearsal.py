@@ -1,7 +1,12 @@
-"""The rehearsal: the real request, the real toolkit, instances that vanish, the same bits."""
+"""The rehearsal: the real request, the real toolkit, instances that vanish, the same bits.
+
+All of them use the toolkit's port: pytest-xdist must run this file in one process (loadfile).
+"""
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,14 +15,12 @@ import time
 
 import psutil
 import pytest
+import torch
 
 from launch.config import ROOT
 from launch.errors import Refused
 from launch.rehearsal import container
 from tests.end_to_end.torchrun import wait_until
-
-# All rehearsals share the toolkit's port.
-pytestmark = pytest.mark.xdist_group("rehearsal")
 
 COMMAND = [sys.executable, str(ROOT / "launch" / "rehearse.py")]
 SHORT = ["--set", "training.total_steps=24", "--set", "training.warmup_steps=2"]
@@ -111,6 +114,66 @@ def test_every_way_to_vanish_ends_with_the_same_bits(tmp_path):
     request = json.loads((out / "request.json").read_text())
     assert request["ResourceConfig"]["InstanceCount"] == 2
     assert left_behind(out) == []
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """scikit-learn's bundled images, as the second user's channel."""
+    from sklearn.datasets import load_digits
+
+    bundled = load_digits()
+    directory = tmp_path_factory.mktemp("digits")
+    images, labels = torch.from_numpy(bundled.images).byte(), torch.from_numpy(bundled.target)
+    torch.save({"images": images, "labels": labels}, directory / "digits.pt")
+    return directory
+
+
+@pytest.fixture
+def second_project(tmp_path):
+    """A clone in which a second user has replaced the two files."""
+    clone = tmp_path / "clone"
+    for room in ("config", "launch", "training"):
+        shutil.copytree(ROOT / room, clone / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("model.py", "data.py"):
+        shutil.copy(ROOT / "tests" / "second_model" / name, clone / "training" / name)
+    return clone
+
+
+@needs_toolkit
+def test_an_image_classifier_passes_the_same_rehearsal(second_project, digits, tmp_path):
+    values = {
+        "data.train": digits,
+        "training.total_steps": 30,
+        "training.warmup_steps": 2,
+        "training.snapshot_steps": 4,
+        "training.validation_share": 0.2,
+        "training.evaluate_every": 5,
+        "training.export": "best",
+        "training.model_width": 16,
+        "training.dropout": 0.2,
+        "training.learning_rate": 0.02,
+    }
+    settings = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    out = tmp_path / "report"
+    done = subprocess.run(
+        [
+            *(sys.executable, str(second_project / "launch" / "rehearse.py"), "--out", str(out)),
+            *("--interrupt", "7:kill", "--interrupt", "18", *settings),
+        ],
+        cwd=second_project,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((out / "report.json").read_text())
+    assert report["equal"] is True
+    assert [one["kind"] for one in report["attempts"]] == ["kill", "reclaim", "completed"]
+    log = (out / "interrupted" / "logs" / "attempt-3.log").read_text()
+    losses = [float(x) for x in re.findall(r"validation_loss=(\d\.\d+)$", log, re.M)]
+    assert losses[-1] < 2.2  # it learns: guessing costs ln 10, which is 2.3
+    assert " export=best validation_loss=" in log
 
 
 def test_without_the_toolkit_and_with_a_sync_that_never_works_it_is_the_same(tmp_path):

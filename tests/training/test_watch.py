@@ -82,6 +82,18 @@ def test_the_wait_for_data_is_counted_per_step():
     assert pace.since_last(5)[1] == 0
 
 
+def test_an_evaluation_is_not_counted_as_a_steps_time(run, monkeypatch, capfd):
+    def slow(*arguments):
+        time.sleep(0.5)
+        return 1.0
+
+    monkeypatch.setattr("training.evaluation.validation_loss", slow)
+    run(validation_share=0.1, evaluate_every=2)
+    seconds = re.findall(r"^step=[3-5] .*step_seconds=(\S+)", capfd.readouterr().out, re.M)
+    assert len(seconds) == 3
+    assert all(float(one) < 0.45 for one in seconds)
+
+
 @pytest.mark.parametrize(
     ("device", "values", "peak"),
     [
