@@ -8,7 +8,7 @@ rehearse: setup
 	$(BIN)/python launch/rehearse.py
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 benchmark: setup
 	$(BIN)/python -m tests.benchmarks

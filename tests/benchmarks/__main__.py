@@ -38,7 +38,7 @@ def main() -> int:
         for millions in sizes:
             with _work() as directory:
                 console.print(f"saving and resuming {millions} M parameters …")
-                repeats = 5 if millions > 50 else 9
+                repeats = 4 if millions > 50 else 7
                 job = prepare(SHAPES[millions], group, directory)
                 report.comparisons[millions] = compare(job, repeats)
             del job
@@ -61,7 +61,7 @@ def _measure_loops(report: Report, group: Group, console: Console) -> None:
     console.print(f"training {LOOPS_AT} M parameters with and without snapshots …")
     with _work() as directory:
         job = prepare(shape, group, directory, snapshot_seconds=PACE_SECONDS, snapshots_kept=9)
-        report.throughput = throughput(job, rounds=2)
+        report.throughput = throughput(job, rounds=3)
     console.print(f"training {LOOPS_AT} M parameters in this loop and in a bare one …")
     with _work() as directory:
         jobs = [prepare(shape, group, directory / name) for name in ("ours", "bare")]

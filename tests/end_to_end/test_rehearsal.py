@@ -222,6 +222,8 @@ def test_stopping_or_killing_it_takes_down_all_that_it_started(tmp_path, number)
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        # Whoever runs the tests in the background has Ctrl-C ignored, and its children inherit it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     wait_until(lambda: len(left_behind(out)) > 3)
     os.kill(started.pid, number)
