@@ -14,7 +14,8 @@ import hashlib
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -149,6 +150,9 @@ def steps_of_data(
 
     `dataset` is map-style with a length; samples are collated by torch's default rule.
     """
+    count = settings.total_steps - first_step
+    if count <= 0:
+        return
     size = len(dataset)  # type: ignore[arg-type]
     sampler = MicroBatches(settings, size, group.rank, group.world_size, first_step)
     workers = settings.dataloader_workers
@@ -160,8 +164,29 @@ def steps_of_data(
         pin_memory=group.device.type == "cuda",
     )
     batches = iter(loader)
-    for _ in range(first_step, settings.total_steps):
-        yield [next(batches) for _ in range(sampler.per_step)]
+
+    def step_of_data() -> list[Any]:
+        return [next(batches) for _ in range(sampler.per_step)]
+
+    if workers:
+        yield from _one_ahead(step_of_data, count)
+    else:  # in this thread, whose step seeds what is random only after the samples were read
+        for _ in range(count):
+            yield step_of_data()
+
+
+def _one_ahead(make: Callable[[], list[Any]], count: int) -> Iterator[list[Any]]:
+    """What `make` returns, `count` times; the next is made in a thread while this one is used.
+
+    Taking a batch from its worker costs a millisecond of unpickling, which training would wait for.
+    """
+    with ThreadPoolExecutor(1, "data") as thread:
+        coming = thread.submit(make)
+        for left in reversed(range(count)):
+            made = coming.result()
+            if left:
+                coming = thread.submit(make)
+            yield made
 
 
 def start_worker(worker: int) -> None:

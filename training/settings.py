@@ -184,6 +184,11 @@ class TrainingSettings:
         if problems or (problems := _combination_problems(self)):
             raise SettingsError(problems)
 
+    @property
+    def validates(self) -> bool:
+        """Whether there is data that is not trained on."""
+        return bool(self.validation_dir) or self.validation_share > 0
+
     def fingerprint(self) -> dict[str, Any]:
         """The settings that a snapshot must have been written under to be resumed."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if is_fixed(f)}

@@ -19,7 +19,7 @@ from tests.benchmarks.machine import described
 from tests.benchmarks.measure import Comparison
 from tests.benchmarks.start import Start
 
-FROM_MILLIONS = 20  # where the stall has a bar
+FROM_MILLIONS = 20  # below, what does not depend on the size decides: calls, and torch's parser
 STALL_LIMIT = 0.01  # of what torch.save takes
 BUSY = 0.05  # from which share of others the numbers are about them
 
@@ -98,19 +98,20 @@ class Report:
 
     def _bars(self) -> Iterator[Bar]:
         for millions, one in self.comparisons.items():
+            if millions < FROM_MILLIONS:
+                continue
             stall = one.costs[Ours.name].stall
-            if millions >= FROM_MILLIONS:
-                yield Bar(
-                    f"{millions} M: stall of a save / torch.save's",
-                    stall / one.costs[TorchSave.name].stall,
-                    STALL_LIMIT,
-                )
-                yield Bar(
-                    f"{millions} M: stall of a save / DCP's with an asynchronous stager",
-                    stall / one.costs[DcpAsyncStager.name].stall,
-                    1.0,
-                    strictly=True,
-                )
+            yield Bar(
+                f"{millions} M: stall of a save / torch.save's",
+                stall / one.costs[TorchSave.name].stall,
+                STALL_LIMIT,
+            )
+            yield Bar(
+                f"{millions} M: stall of a save / DCP's with an asynchronous stager",
+                stall / one.costs[DcpAsyncStager.name].stall,
+                1.0,
+                strictly=True,
+            )
             yield Bar(
                 f"{millions} M: verified resume / torch.load and load_state_dict",
                 one.resume(Ours.name) / one.resume(TorchSave.name),
@@ -125,7 +126,6 @@ class Report:
             )
         if self.overhead:
             yield Bar("20 M: a step of the loop / of a bare loop", self.overhead.ratio, 1.02)
-
         if self.start:
             seconds = statistics.median(self.start.first_step_seconds)
             share = statistics.median(self.start.data_wait_share)

@@ -1,5 +1,8 @@
 """Every sample is seen exactly once an epoch, whoever computes it and however often it resumes."""
 
+import multiprocessing
+import threading
+import time
 from collections import Counter
 
 import pytest
@@ -10,6 +13,7 @@ from training.group import Group
 from training.sampling import (
     MicroBatches,
     SeededSamples,
+    _one_ahead,
     check_batch,
     derive_seed,
     epoch_order,
@@ -102,6 +106,38 @@ def test_augmentation_depends_on_epoch_and_sample_alone(workers):
     assert (
         SeededSamples(Augmented(), 0)[(0, 5)][0][1] != SeededSamples(Augmented(), 0)[(1, 5)][0][1]
     )
+
+
+def test_with_workers_the_next_step_is_fetched_while_this_one_is_used():
+    made = []
+
+    def make():
+        made.append(len(made))
+        if len(made) == 4:
+            raise OSError("sample 4 cannot be read")
+        return [made[-1]]
+
+    steps = _one_ahead(make, 9)
+    assert next(steps) == [0]
+    deadline = time.monotonic() + 30
+    while len(made) < 2:
+        assert time.monotonic() < deadline, "the next step is only made when it is asked for"
+        time.sleep(0.001)
+    assert [next(steps), next(steps)] == [[1], [2]]
+    with pytest.raises(OSError, match="sample 4"):
+        next(steps)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("data")]
+
+    made.clear()
+    assert list(_one_ahead(make, 3)) == [[0], [1], [2]]
+    assert made == [0, 1, 2], "more was made than is used"
+
+
+def test_a_finished_run_starts_no_workers():
+    settings = TrainingSettings(total_steps=8, global_batch_size=12, dataloader_workers=2)
+    group = Group(0, 1, torch.device("cpu"), None, None)
+    assert list(steps_of_data(Augmented(), settings, group, first_step=8)) == []
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(

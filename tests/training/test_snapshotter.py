@@ -14,7 +14,7 @@ from torch import nn
 
 from training import interruption, train
 from training.failure import TrainingError
-from training.snapshots import delivery, files, host_memory, snapshotter
+from training.snapshots import cadence, delivery, files, host_memory, snapshotter
 
 
 class Counting(nn.Module):
@@ -132,14 +132,20 @@ def test_a_signal_in_the_middle_of_a_step_is_answered_at_its_end_and_training_go
     assert 0 < ends - time.monotonic() <= interruption.GRACE_SECONDS
 
 
-def test_a_signal_during_validation_is_answered_there(run, text_dir, monkeypatch):
+@pytest.mark.parametrize("cause", ["signal", "deadline"])
+def test_a_signal_or_the_deadline_during_validation_is_answered_there(
+    run, text_dir, monkeypatch, cause
+):
     look, seen, started = snapshotter.Snapshotter.look, [], []
 
     def signalled(self):
         seen.append(None)
-        if len(seen) == 8:  # in the middle of the batches
+        if len(seen) == 8 and cause == "signal":  # in the middle of the batches
             os.kill(os.getpid(), signal.SIGTERM)
         look(self)
+
+    if cause == "deadline":
+        monkeypatch.setattr(cadence.Cadence, "deadline_is_near", lambda self: len(seen) == 8)
 
     monkeypatch.setattr(snapshotter.Snapshotter, "look", signalled)
     monkeypatch.setattr(
@@ -248,6 +254,18 @@ def test_a_copy_that_does_not_fit_into_memory_stops_the_run_at_its_first_step(ru
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 1000)
     with pytest.raises(TrainingError, match=r"but only 0\.0 GiB are available"):
         run()
+
+
+def test_the_best_model_is_counted_until_there_is_one(run, text_dir, tmp_path, capfd):
+    def counted(**settings):
+        run(**settings)
+        return int(re.search(r"snapshot_memory bytes=(\d+)", capfd.readouterr().out)[1])
+
+    alone = counted(total_steps=2, decay_steps=6, checkpoint_dir=str(tmp_path / "other"))
+    validating = {"decay_steps": 6, "validation_dir": str(text_dir), "evaluate_every": 1}
+    with_best = counted(total_steps=2, **validating)
+    assert 1.3 < with_best / alone < 1.4  # a third of the model and AdamW's two moments
+    assert counted(total_steps=4, **validating) == alone
 
 
 def test_before_the_job_is_stopped_for_its_run_time_a_last_snapshot_is_taken_to_s3(

@@ -1,6 +1,8 @@
-"""Whether the host has room for the copy of the state that snapshots are written from."""
+"""Whether the host has room for the copies of the state that are kept while training."""
 
 from pathlib import Path
+
+from torch import Tensor
 
 from training.failure import TrainingError, say
 from training.replica import Replica
@@ -10,17 +12,21 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_room(replica: Replica) -> None:
-    """Say how much the copy takes. Raises TrainingError if that much is not available.
+def check_room(replica: Replica, *, best_to_come: bool = False) -> None:
+    """Say how much the copies take. Raises TrainingError if that much is not available.
 
-    Ask once the optimizer has its state: that is the larger part.
+    One is what snapshots are written from. The other is the best model so far, unless it is there
+    already. Ask once the optimizer has its state: that is the larger part.
     """
     needed, available = host_bytes(replica), available_bytes()
+    if best_to_come:
+        model = replica.plain_model.state_dict().values()
+        needed += sum(value.nbytes for value in model if isinstance(value, Tensor))
     say(f"snapshot_memory bytes={needed}" + ("" if available is None else f" of={available}"))
     if available is not None and needed > available:
         raise TrainingError(
-            f"snapshots are written from a copy of the state that takes {needed / 2**30:.1f} GiB "
-            f"of this host's memory, but only {available / 2**30:.1f} GiB are available; take an "
+            f"snapshots are written from copies of the state that take {needed / 2**30:.1f} GiB of "
+            f"this host's memory, but only {available / 2**30:.1f} GiB are available; take an "
             f"instance with more memory, or lower dataloader_workers"
         )
 

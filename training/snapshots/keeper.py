@@ -57,6 +57,7 @@ class Keeper:
         self._writer = Writer(settings, self._staging, self._delivery, self._describe)
         self._whole = list(resumed.whole)
         self._restored = frozenset(resumed.whole)
+        self._best_to_come = settings.validates and resumed.best is None
         self._begun = self._urgent = self._told_length = False
         self._skipped = 0
         self._last_failure: str | None = None
@@ -70,7 +71,7 @@ class Keeper:
         """Take note of a boundary, so that its state can be written from now on."""
         if not self._begun:  # now the optimizer has its state
             self._begun = True
-            check_room(self._replica)
+            check_room(self._replica, best_to_come=self._best_to_come)
         self._cadence.step_done(writing=self._writer.busy)
         self._boundary = boundary
         for name, value in self._buffers.items():  # the next forward pass may change them
@@ -86,8 +87,8 @@ class Keeper:
         self._cadence.step_begins()
 
     def look(self, *, urgent: bool) -> None:
-        """Begin the snapshot that a signal asks for, or asked for while the writer was busy."""
-        self._urgent |= urgent
+        """Begin the snapshot that a signal or the deadline asks for, once the writer is free."""
+        self._urgent |= urgent or self._cadence.deadline_is_near()
         self._collect()
         if self._urgent:
             self._begin()

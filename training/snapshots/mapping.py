@@ -35,6 +35,7 @@ def _ranges(path: Path) -> list[tuple[int, int]]:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return []
-    places = [line.split(maxsplit=5) for line in lines if line.endswith(f" {path.resolve()}")]
+    name = f" {path.resolve()}"
+    places = [line.split(maxsplit=5) for line in lines if line.endswith(name)]
     spans = [tuple(int(edge, 16) for edge in place[0].split("-")) for place in places]
     return [(start, end - start) for start, end in spans]
