@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launch.errors import Failed, Refused
-from launch.places import Entry, Gone, Place, Progress
+from launch.places import Entry, Folder, Gone, Place, Progress
 from training.snapshots import digests, manifest
 from training.snapshots.manifest import (
     BEST_FOLDER,
@@ -66,7 +66,7 @@ def look(place: Place, run_name: str | None = None, limit: int | None = LOOKED_I
     """List `place`; at most `limit` manifests are read.
 
     Snapshots of another run than `run_name` are foreign; without it, than the newest readable one.
-    Raises Refused if the place cannot be listed, Failed if a manifest cannot be fetched.
+    Raises Refused if the place cannot be listed.
     """
     entries = place.entries()
     steps = manifest.candidates(entries)
@@ -104,26 +104,42 @@ def find(listing: Listing, place: Place, which: str) -> Row:
     raise Refused(f"{place.address} has no snapshot of step {which}; the newest are: {there}")
 
 
-def fetch(place: Place, row: Row, which: str, target: Path, progress: Progress) -> Path:
+_ANOTHER_FOLDER = "name another folder and type the same again: it goes on where it stopped"
+
+
+def fetch(
+    place: Place,
+    row: Row,
+    which: str,
+    target: Path,
+    progress: Progress,
+    remedy: str = _ANOTHER_FOLDER,
+) -> Path:
     """Bring a snapshot into the folder `target`, verified; returns the data file's path.
 
     Both files appear under their names only when every byte is right. What an interruption left is
-    continued. Raises Failed.
+    continued, and what is there with other bytes is left alone: the best state and a snapshot may
+    be of the same step. Raises Failed; `remedy` is what helps against a full disk.
     """
     _complete(place, row)
-    folder = f"{BEST_FOLDER}/" if which == "best" else ""
+    folder = _folder(which)
     name, data = folder + data_name(row.step), target / data_name(row.step)
     text = _read(place, folder + manifest_name(row.step))
-    described = manifest.parse(manifest_name(row.step), text)
+    try:
+        described = manifest.parse(manifest_name(row.step), text)
+    except NotASnapshot as error:
+        raise Failed(f"step {row.step} in {place.address} was replaced: {error}") from error
     # The manifest's digest in the name: what was begun is continued only for the same bytes.
     part = target / f"{data.name}.{hashlib.sha256(text).hexdigest()[:12]}.part"
     try:
         target.mkdir(parents=True, exist_ok=True)
-        if not (data.exists() and _matches(data, described)):
+        if data.exists() and not _matches(data, described):
+            raise Failed(f"{data} is there already with other bytes; name another folder")
+        if not data.exists():
             place.copy(name, part, Entry(described.bytes, row.written), progress)
             if not _matches(part, described):
                 part.unlink()
-                raise Failed(f"{place.address}{name} is damaged: its digests differ")
+                raise _damaged(place, name)
             os.replace(part, data)
         _write(target / manifest_name(row.step), text)
     except Gone as error:
@@ -131,16 +147,27 @@ def fetch(place: Place, row: Row, which: str, target: Path, progress: Progress) 
     except OSError as error:
         raise Failed(
             f"step {row.step} could not be written to {target} ({error.strerror}); make room or "
-            f"name another folder and type the same again: it goes on where it stopped"
+            f"{remedy}"
         ) from error
     return data
 
 
 def verify(place: Place, row: Row, which: str, progress: Progress) -> Manifest:
-    """Check every byte of a snapshot, downloading it if need be. Raises Failed if it is damaged."""
-    with tempfile.TemporaryDirectory(prefix="verify-") as folder:
-        fetch(place, row, which, Path(folder), progress)
-    return _complete(place, row)
+    """Check every byte of a snapshot as it passes. Raises Failed if it is damaged."""
+    described = _complete(place, row)
+    name = _folder(which) + data_name(row.step)
+    try:
+        passed = digests.Digests.like(described.digests)
+        for part in place.parts(name, 0, Entry(described.bytes, row.written)):
+            passed.add(part)
+            progress(len(part))
+    except ValueError as error:
+        raise Failed(f"step {row.step} cannot be verified ({error})") from error
+    except Gone as error:
+        raise _deleted(place, row.step) from error
+    if passed.bytes != described.bytes or passed.result()["chunks"] != described.digests["chunks"]:
+        raise _damaged(place, name)
+    return described
 
 
 def superfluous(listing: Listing, keep: int) -> list[Row]:
@@ -159,18 +186,36 @@ def superfluous(listing: Listing, keep: int) -> list[Row]:
 _PRUNED: Sequence[State] = ("whole", "incomplete")
 
 
-def prune(place: Place, rows: Sequence[Row]) -> None:
-    """Delete snapshots, of each the manifest first. Raises Failed."""
+def prune(place: Place, listing: Listing, rows: Sequence[Row], progress: Progress) -> list[str]:
+    """Delete snapshots, of each the manifest first; returns what is wrong with those that stay.
+
+    One of those is verified before anything goes, the newest that is sound: a size alone proves
+    nothing. Raises Refused if none is, Failed if a file cannot be deleted.
+    """
+    damaged = []
+    for kept in (row for row in listing.whole if row not in rows):
+        try:
+            verify(place, kept, "", progress)
+            break
+        except Failed as error:
+            damaged.append(str(error))
+    else:
+        raise Refused([*damaged, f"no other snapshot in {place.address} is sound, so all stay"])
     for row in rows:
         place.delete(manifest_name(row.step))
         place.delete(data_name(row.step))
+    return damaged
 
 
 @contextmanager
 def local(place: Place, row: Row, which: str, progress: Progress) -> Iterator[Path]:
-    """The data file of a snapshot in a temporary folder, verified."""
+    """The data file of a snapshot, verified: where it is, or else in a temporary folder."""
+    if isinstance(place, Folder):
+        verify(place, row, which, progress)
+        yield place.directory / _folder(which) / data_name(row.step)
+        return
     with tempfile.TemporaryDirectory(prefix="snapshot-") as folder:
-        yield fetch(place, row, which, Path(folder), progress)
+        yield fetch(place, row, which, Path(folder), progress, "set TMPDIR to a larger folder")
 
 
 def _row(place: Place, folder: str, step: int, entries: dict[str, Entry]) -> Row:
@@ -183,7 +228,7 @@ def _row(place: Place, folder: str, step: int, entries: dict[str, Entry]) -> Row
         )
     except Gone:
         return _with(seen, "incomplete", "the manifest was deleted meanwhile")
-    except (NotASnapshot, UnicodeDecodeError) as error:
+    except (Failed, NotASnapshot, UnicodeDecodeError) as error:
         return _with(seen, "unreadable", str(error))
     data = entries.get(data_name(step))
     if data is None:
@@ -220,6 +265,14 @@ def _read(place: Place, name: str) -> bytes:
         return place.read(name)
     except Gone as error:
         raise Failed(f"{place.address}{name} was deleted meanwhile; type the same again") from error
+
+
+def _folder(which: str) -> str:
+    return f"{BEST_FOLDER}/" if which == "best" else ""
+
+
+def _damaged(place: Place, name: str) -> Failed:
+    return Failed(f"{place.address}{name} is damaged: its digests differ")
 
 
 def _deleted(place: Place, step: int) -> Failed:

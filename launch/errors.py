@@ -2,9 +2,10 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
-DONE, FAILED, REFUSED = 0, 1, 2
+DONE, FAILED, REFUSED, STOPPED_SHORT = 0, 1, 2, 3
 INTERRUPTED = 130  # as shells report Ctrl-C
 
 
@@ -18,6 +19,18 @@ class Refused(Exception):
 
 class Failed(Exception):
     """It was begun and did not work; the text is one sentence."""
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Turn a package that is missing in a block into a sentence. Raises Refused."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise Refused(
+            f"the module {error.name} is missing; type `make setup` and use .venv/bin/python, "
+            f"or install requirements.txt"
+        ) from None
 
 
 def one_line(error: BaseException) -> str:

@@ -4,13 +4,14 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # the clone, not its folder launch/
 
-from launch.errors import DONE, INTERRUPTED, Refused, exit_code_of
+from launch.errors import DONE, INTERRUPTED, Refused, exit_code_of, installed
 
 WIDTH = 300  # of a table that goes into a file or a pipe
 
@@ -32,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 completed, 1 failed, 2 not followed, 3 stopped short of the goal",
     )
     parser.add_argument("job", nargs="?", help="its name; without one, the recent jobs are listed")
-    parser.add_argument("--region", help="where the job runs; default: of your environment")
+    add_region_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, an object a line")
     parser.add_argument(
         "--stall-minutes",
@@ -46,6 +47,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--refresh", type=_positive, default=10, help=argparse.SUPPRESS)
     return parser
+
+
+def add_region_option(parser: argparse.ArgumentParser) -> None:
+    """Where to look for a job."""
+    parser.add_argument(
+        "--region",
+        help="where the job runs; default: that of config/default.yaml, or of your environment",
+    )
 
 
 def _positive(text: str) -> float:
@@ -73,13 +82,12 @@ def follow_started(job_name: str, region: str) -> int:
 
 def open_clients(region: str | None) -> "Clients":
     """The clients with which a job is watched. Raises Refused if there can be none."""
-    try:
+    with installed():
+        from launch.config import DEFAULT_CONFIG, load
         from launch.following.clients import clients
-    except ModuleNotFoundError as error:
-        raise Refused(
-            f"the module {error.name} is missing; type `make setup` and use .venv/bin/python, "
-            f"or install requirements.txt"
-        ) from None
+    if region is None:
+        with suppress(Refused):  # a configuration that is being edited keeps nobody from watching
+            region = load(DEFAULT_CONFIG).aws.region
     return clients(region)
 
 
@@ -96,7 +104,8 @@ def list_jobs(aws: "Clients", time: "Time", *, as_json: bool) -> int:
         console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
         console.print(jobs.as_table(rows))
     else:
-        print("no jobs of this project were started here yet; type `python launch/submit.py`")
+        region = aws.sagemaker.meta.region_name
+        print(f"no jobs of this project in {region} yet; type `python launch/submit.py`")
     return DONE
 
 

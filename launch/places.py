@@ -45,8 +45,15 @@ class Place(ABC):
         """The content of a small file. Raises Gone or Failed."""
 
     @abstractmethod
+    def parts(self, name: str, begin: int, entry: Entry) -> Iterator[bytes]:
+        """The bytes of a file from `begin` on, as it was listed. Raises Gone or Failed."""
+
     def copy(self, name: str, target: Path, entry: Entry, progress: Progress) -> None:
         """Append to `target` what it lacks of `name`. Raises Gone, Failed or OSError."""
+        with open(target, "ab") as file:
+            for part in self.parts(name, file.tell(), entry):
+                file.write(part)
+                progress(len(part))
 
     @abstractmethod
     def delete(self, name: str) -> None:
@@ -57,16 +64,16 @@ class Folder(Place):
     """A checkpoint directory on this machine."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory, self.address = directory, str(directory)
+        self.directory, self.address = directory, str(directory)
 
     def entries(self) -> dict[str, Entry]:
         found = {}
         try:
-            for path in sorted(self._directory.rglob("*")):
+            for path in sorted(self.directory.rglob("*")):
                 if path.is_file():
                     status = path.stat()
                     written = datetime.datetime.fromtimestamp(status.st_mtime, datetime.UTC)
-                    name = path.relative_to(self._directory).as_posix()
+                    name = path.relative_to(self.directory).as_posix()
                     found[name] = Entry(status.st_size, written)
         except OSError as error:
             raise Refused(f"{self.address} cannot be read ({error.strerror})") from error
@@ -74,27 +81,29 @@ class Folder(Place):
 
     def read(self, name: str) -> bytes:
         try:
-            return (self._directory / name).read_bytes()
+            return (self.directory / name).read_bytes()
         except FileNotFoundError as error:
             raise Gone(name) from error
         except OSError as error:
-            raise Failed(f"{self._directory / name} cannot be read ({error.strerror})") from error
+            raise Failed(f"{self.directory / name} cannot be read ({error.strerror})") from error
 
-    def copy(self, name: str, target: Path, entry: Entry, progress: Progress) -> None:
+    def parts(self, name: str, begin: int, entry: Entry) -> Iterator[bytes]:
         try:
-            source = open(self._directory / name, "rb")  # noqa: SIM115 (its error is not target's)
+            with open(self.directory / name, "rb") as source:
+                source.seek(begin)
+                while part := source.read(_PART_BYTES):
+                    yield part
         except FileNotFoundError as error:
             raise Gone(name) from error
-        with source, open(target, "ab") as file:
-            source.seek(file.tell())
-            _pump(iter(lambda: source.read(_PART_BYTES), b""), file, progress)
+        except OSError as error:
+            raise Failed(f"{self.directory / name} cannot be read ({error.strerror})") from error
 
     def delete(self, name: str) -> None:
         try:
-            (self._directory / name).unlink(missing_ok=True)
+            (self.directory / name).unlink(missing_ok=True)
         except OSError as error:
             reason = error.strerror
-            raise Failed(f"{self._directory / name} cannot be deleted ({reason})") from error
+            raise Failed(f"{self.directory / name} cannot be deleted ({reason})") from error
 
 
 class Prefix(Place):
@@ -127,19 +136,17 @@ class Prefix(Place):
             return bytes(body.read())
         raise AssertionError  # _asked raises or the block returns
 
-    def copy(self, name: str, target: Path, entry: Entry, progress: Progress) -> None:
-        with open(target, "ab") as file:
-            begun = file.tell()
-            if begun >= entry.size:
-                return
-            with self._asked(name):
-                answer = self._s3.get_object(
-                    Bucket=self._bucket,
-                    Key=self._prefix + name,
-                    Range=f"bytes={begun}-",
-                    IfUnmodifiedSince=entry.written,
-                )
-                _pump(answer["Body"].iter_chunks(_PART_BYTES), file, progress)
+    def parts(self, name: str, begin: int, entry: Entry) -> Iterator[bytes]:
+        if begin >= entry.size:
+            return
+        with self._asked(name):
+            answer = self._s3.get_object(
+                Bucket=self._bucket,
+                Key=self._prefix + name,
+                Range=f"bytes={begin}-",
+                IfUnmodifiedSince=entry.written,
+            )
+            yield from answer["Body"].iter_chunks(_PART_BYTES)
 
     def delete(self, name: str) -> None:
         with self._asked(name):
@@ -165,9 +172,3 @@ def _stays_inside(name: str) -> bool:
         and os.path.normpath(name) == name
         and (not name.startswith(("/", "..")))
     )
-
-
-def _pump(parts: Iterator[bytes], file: Any, progress: Progress) -> None:
-    for part in parts:
-        file.write(part)
-        progress(len(part))

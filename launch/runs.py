@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -29,14 +29,25 @@ def current_uri(s3: Any, config: JobConfig, *, from_scratch: bool) -> str:
     return snapshots_uri(config, number)
 
 
-def claim(s3: Any, uri: str, kms_key: str | None = None) -> None:
-    """Make `uri` exist, so that it stays the run's current prefix from now on.
+@contextmanager
+def claimed(s3: Any, uri: str, kms_key: str | None = None) -> Iterator[None]:
+    """Make `uri` exist, so that it is the run's current prefix, and stays it if the block succeeds.
 
-    For a start from scratch, at the moment it really happens; doing it again changes nothing.
-    Raises ClientError or BotoCoreError if the marker cannot be written.
+    A start from scratch that fails must not leave the run at an empty prefix: the next start would
+    begin at step 0 without a word. Raises ClientError or BotoCoreError if the marker cannot be
+    written.
     """
     bucket, prefix = split(uri)
-    s3.put_object(Bucket=bucket, Key=prefix + MARKER, Body=b"", **encryption(kms_key))
+    marker = {"Bucket": bucket, "Key": prefix + MARKER}
+    before = s3.list_objects_v2(Bucket=bucket, Prefix=prefix + MARKER).get("KeyCount", 0)
+    s3.put_object(**marker, Body=b"", **encryption(kms_key))
+    try:
+        yield
+    except Exception:
+        if not before:
+            with suppress(BotoCoreError, ClientError):
+                s3.delete_object(**marker)
+        raise
 
 
 def split(uri: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # the clone, not its folder launch/
 
-from launch.errors import DONE, FAILED, Refused, exit_code_of
+from launch.errors import DONE, FAILED, Refused, exit_code_of, installed
 from launch.submit import add_config_options, load_config
 
 if TYPE_CHECKING:  # imported late otherwise: --help must not wait for the SDK
@@ -28,7 +28,12 @@ if TYPE_CHECKING:  # imported late otherwise: --help must not wait for the SDK
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and do what was asked for."""
     options = _parser().parse_args(arguments)
-    return exit_code_of(lambda: int(options.command(options)))
+    return exit_code_of(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    with installed():
+        return int(options.command(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,7 +140,10 @@ def _prune(options: argparse.Namespace) -> int:
     if not options.yes and not _agreed(question):
         print("nothing was deleted")
         return FAILED
-    archive.prune(place, rows)
+    with _progress(listing.whole[0], "verifying") as progress:
+        damaged = archive.prune(place, listing, rows, progress)
+    for problem in damaged:
+        print(f"warning: {problem}", file=sys.stderr)
     print(f"deleted {len(rows)} snapshots, {_bytes(size)}")
     return DONE
 
@@ -258,7 +266,10 @@ def _agreed(question: str) -> bool:
     """Ask, on a terminal. Raises Refused where nobody can answer."""
     if not sys.stdin.isatty():
         raise Refused(f"{question} Nobody is there to ask; type --yes")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        return False
 
 
 if __name__ == "__main__":

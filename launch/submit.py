@@ -5,13 +5,14 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # the clone, not its folder launch/
 
-from launch.errors import DONE, Failed, Refused, exit_code_of, one_line
+from launch.errors import DONE, STOPPED_SHORT, Failed, Refused, exit_code_of, installed, one_line
 
 if TYPE_CHECKING:  # imported late otherwise: --help must not wait for the SDK
     from sagemaker import Session
@@ -74,13 +75,8 @@ def add_config_options(parser: argparse.ArgumentParser, default: str) -> None:
 
 def load_config(options: argparse.Namespace, default: str) -> "JobConfig":
     """The validated configuration that the options name. Raises Refused."""
-    try:
+    with installed():
         from launch.config import ROOT, load
-    except ModuleNotFoundError as error:
-        raise Refused(
-            f"the module {error.name} is missing; type `make setup` and use .venv/bin/python, "
-            f"or install requirements.txt"
-        ) from None
     return load(options.config or ROOT / default, options.overrides)
 
 
@@ -94,10 +90,23 @@ def _run(options: argparse.Namespace) -> int:
         started = _start_on_aws(config, options)
         print(_summary(started, options))
         if options.follow:
-            from launch.follow import follow_started
-
-            return follow_started(started.job_name, started.region)
+            return _follow(started)
     return DONE
+
+
+def _follow(started: "Started") -> int:
+    """Watch the job; that this cannot go on is not what `Refused` means, for the job does."""
+    from launch.follow import follow_started
+
+    try:
+        return follow_started(started.job_name, started.region)
+    except Refused as error:
+        _say("\n".join(f"error: {problem}" for problem in error.problems))
+        _say(
+            f"the job goes on, only nobody watches it; when you can again, type `python "
+            f"launch/follow.py {started.job_name} --region {started.region}`"
+        )
+        return STOPPED_SHORT
 
 
 def _print_request(config: "JobConfig") -> None:
@@ -142,10 +151,11 @@ def _start_on_aws(config: "JobConfig", options: argparse.Namespace) -> "Started"
         raise Refused(f"AWS does not let us in: {one_line(error)}") from error
     config = start.with_aws(config, bucket=bucket)
     snapshots = _preflight(config, channels, session, options)
+    s3, kms_key = session.boto_session.client("s3"), config.aws.kms_key
+    moved = runs.claimed(s3, snapshots, kms_key) if options.from_scratch else nullcontext()
     try:
-        if options.from_scratch:
-            runs.claim(session.boto_session.client("s3"), snapshots, config.aws.kms_key)
-        return start.start_job(config, session, channels, snapshots, _say)
+        with moved:
+            return start.start_job(config, session, channels, snapshots, _say)
     except (Boto3Error, BotoCoreError, ClientError) as error:
         raise Failed(f"AWS did not start the job: {one_line(error)}") from error
 

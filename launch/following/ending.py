@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launch.errors import DONE, FAILED
+from launch.errors import DONE, FAILED, STOPPED_SHORT
 from launch.following import again
 from launch.following.picture import Picture
 from launch.following.words import duration, percent, snapshot
 
-STOPPED_SHORT = 3
 LAST_LINES = 15
 
 

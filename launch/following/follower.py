@@ -51,6 +51,7 @@ class Follower:
         self._due = time.now()  # for a look at more than the rest of the log
         self._looks_after_end = 0
         self._missing: dict[str, str] = {}
+        self._s3_known = False
         self.stalled = self.over = False
 
     def pictures(self, refresh: float) -> Iterator[Picture]:
@@ -121,7 +122,9 @@ class Follower:
             self._storage = Storage(self._clients.s3, job.snapshots_uri)
         try:
             self._storage.look()
+            self._s3_known = True
         except Withheld as error:
+            self._s3_known = False
             self._missing["S3"] = f"{job.snapshots_uri} cannot be listed: {error}"
         except Passing as error:
             self._wait_for("S3", error)
@@ -141,6 +144,8 @@ class Follower:
             missing=list(self._missing.values()),
             warnings=list(self._warnings(job, in_s3, now)),
             now=now,
+            s3_known=self._s3_known,
+            log_known="log" not in self._missing,
         )
 
     def _warnings(self, job: Job, in_s3: int | None, now: datetime.datetime) -> Iterator[str]:

@@ -18,8 +18,8 @@ NAMED = 3  # snapshots in a warning, before the rest is only counted
 class Picture:
     """One moment of a job.
 
-    `in_s3` is the newest step that S3 has whole, None where it has none or cannot be read;
-    `missing` says, a line each, what could not be read.
+    `in_s3` is the newest step that S3 has whole, None where it has none, or where S3 could never be
+    listed: then `s3_known` is False. `missing` says, a line each, what could not be read.
     """
 
     job: Job
@@ -28,6 +28,8 @@ class Picture:
     missing: Sequence[str]
     warnings: Sequence[str]
     now: datetime.datetime
+    s3_known: bool = True
+    log_known: bool = True
 
     @property
     def logged(self) -> int | None:
@@ -36,14 +38,16 @@ class Picture:
         return max(steps, default=None)
 
     @property
-    def at_risk(self) -> int:
-        """The steps between the newest snapshot that is logged and the newest in S3."""
-        return max(0, (self.logged or 0) - (self.in_s3 or 0))
+    def at_risk(self) -> int | None:
+        """The steps between the newest snapshot that is logged and the newest in S3, if known."""
+        return max(0, (self.logged or 0) - (self.in_s3 or 0)) if self.s3_known else None
 
     @property
     def to_repeat(self) -> int | None:
-        """The steps that an interruption now would repeat; None while the log is not known."""
-        return None if self.log.step is None else max(0, self.log.step - (self.in_s3 or 0))
+        """The steps that an interruption now would repeat; None while log or S3 is not known."""
+        if self.log.step is None or not self.s3_known:
+            return None
+        return max(0, self.log.step - (self.in_s3 or 0))
 
     @property
     def seconds_left(self) -> float | None:

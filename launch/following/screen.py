@@ -155,7 +155,7 @@ def summary(picture: Picture) -> str:
         f"step {_steps(picture)}",
         f"loss {number(reading.loss if reading else None, '.4f')}",
         f"{number(reading.samples_per_second if reading else None, '.1f')} samples/s",
-        f"snapshot {snapshot(picture.logged)} logged, {snapshot(picture.in_s3)} in S3",
+        f"snapshot {_logged_and_in_s3(picture)}",
         f"savings {percent(job.savings)}",
     ]
     return " · ".join(parts)
@@ -223,9 +223,14 @@ def _progress(picture: Picture) -> RenderableType:
     return row
 
 
+def _logged_and_in_s3(picture: Picture) -> str:
+    there = f"{snapshot(picture.in_s3)} in S3" if picture.s3_known else "S3 not known"
+    return f"{snapshot(picture.logged)} logged, {there}"
+
+
 def _snapshots(picture: Picture) -> str:
-    text = f"{snapshot(picture.logged)} logged, {snapshot(picture.in_s3)} in S3"
-    if picture.job.ended:
+    text = _logged_and_in_s3(picture)
+    if picture.job.ended or picture.at_risk is None:
         return text
     text += f": {picture.at_risk} steps at risk"
     if picture.to_repeat is not None:

@@ -17,6 +17,7 @@ from botocore.exceptions import (
     TokenRetrievalError,
     UnauthorizedSSOTokenError,
 )
+from botocore.parsers import ResponseParserError
 
 from launch.errors import Refused, one_line
 
@@ -62,6 +63,8 @@ def sorted_out() -> Iterator[None]:
         raise Passing(one_line(error)) from error
     except ClientError as error:
         raise _meaning(error) from error
+    except ResponseParserError as error:  # a proxy's page instead of AWS's answer
+        raise Passing(one_line(error)) from error
     except BotoCoreError as error:
         raise Withheld(one_line(error)) from error
 
@@ -105,5 +108,5 @@ def _meaning(error: ClientError) -> Exception:
 def _log_in(error: Exception) -> str:
     return (
         f"AWS does not accept your credentials any more, or found none ({one_line(error)}); log in "
-        f"again and type the same command: the job does not depend on it"
+        f"again, then go on watching with `python launch/follow.py`: the job does not depend on it"
     )

@@ -1,6 +1,7 @@
 """Following a job from its start to its end, whatever the end: exit codes and last words."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -421,6 +422,18 @@ def test_help_imports_no_boto3():
     assert done.stdout.endswith("set()\n")
     assert "--stall-minutes" in done.stdout
     assert "--refresh" not in done.stdout
+
+
+def test_the_region_is_that_of_the_default_configuration(monkeypatch, tmp_path):
+    mine = tmp_path / "default.yaml"
+    monkeypatch.setattr("launch.config.DEFAULT_CONFIG", mine)
+    text = (ROOT / "config" / "default.yaml").read_text()
+    mine.write_text(re.sub(r"region: null.*", "region: eu-central-1", text))
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    assert follow.open_clients(None).sagemaker.meta.region_name == "eu-central-1"
+    assert follow.open_clients("us-east-2").sagemaker.meta.region_name == "us-east-2"
+    mine.write_text("it: is being edited")
+    assert follow.open_clients(None).sagemaker.meta.region_name == "us-west-2"
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan", "soon"])

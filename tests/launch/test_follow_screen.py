@@ -88,6 +88,14 @@ def test_warnings_and_what_could_not_be_read_are_in_the_view(picture):
     ]
 
 
+def test_what_s3_has_is_not_known_where_it_cannot_be_listed(picture):
+    picture = dataclasses.replace(picture, in_s3=None, s3_known=False)
+    lines = [line.strip("│ ") for line in drawn(picture)]
+    assert "snapshots  step 198 logged, S3 not known" in lines
+    values = picture.as_json()
+    assert (values["steps_at_risk"], values["steps_to_repeat"]) == (None, None)
+
+
 def test_square_brackets_and_narrow_terminals_do_no_harm(picture):
     line = "[red]KeyError[/red] [/] [link=x]"
     picture.log.absorb(Event(f"{NAME}/algo-1-1772366402", at(690), line))

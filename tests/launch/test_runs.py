@@ -333,7 +333,14 @@ def test_from_scratch_moves_on_and_stays_there_before_the_first_snapshot(s3, con
     second = runs.current_uri(s3, config, from_scratch=True)
     assert second == f"s3://my-bucket/{HOME}snapshots-2/"
     assert runs.current_uri(s3, config, from_scratch=False) == URI  # nothing has happened yet
-    runs.claim(s3, second)
+    with pytest.raises(RuntimeError), runs.claimed(s3, second):
+        raise RuntimeError("AWS did not start the job")
+    assert runs.current_uri(s3, config, from_scratch=False) == URI
+    with runs.claimed(s3, second):
+        pass
+    assert runs.current_uri(s3, config, from_scratch=False) == second
+    with pytest.raises(RuntimeError), runs.claimed(s3, second):
+        raise RuntimeError("the second start from scratch fails, the first one stays")
     assert runs.current_uri(s3, config, from_scratch=False) == second
     assert verdicts.judge(s3, second, config).text == "starts fresh"
     assert verdicts.judge(s3, URI, config).step == 120
@@ -342,13 +349,16 @@ def test_from_scratch_moves_on_and_stays_there_before_the_first_snapshot(s3, con
 def test_from_scratch_twice_moves_on_only_once_there_is_something_to_leave(s3, config, put):
     put(120)
     second = runs.current_uri(s3, config, from_scratch=True)
-    runs.claim(s3, second)
+    with runs.claimed(s3, second):
+        pass
     assert runs.current_uri(s3, config, from_scratch=True) == second
     put(10, folder="snapshots-2/")
     third = runs.current_uri(s3, config, from_scratch=True)
     assert third == f"s3://my-bucket/{HOME}snapshots-3/"
-    runs.claim(s3, third)
-    runs.claim(s3, third)
+    with runs.claimed(s3, third):
+        pass
+    with runs.claimed(s3, third):
+        pass
     assert runs.current_uri(s3, config, from_scratch=False) == third
     keys = {o["Key"] for o in s3.list_objects_v2(Bucket="my-bucket")["Contents"]}
     assert {f"{HOME}snapshots/{data_name(120)}", f"{HOME}snapshots-2/{data_name(10)}"} <= keys

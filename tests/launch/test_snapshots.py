@@ -147,13 +147,34 @@ def test_pruning_deletes_the_manifest_first_and_never_the_newest_whole_one(folde
     place = Recording(folder)
     listing = archive.look(place, "shakespeare", limit=None)
     assert [row.step for row in archive.superfluous(listing, 1)] == [10]
-    archive.prune(place, archive.superfluous(listing, 1))
+    archive.prune(place, listing, archive.superfluous(listing, 1), lambda count: None)
     assert deleted == [files.manifest_name(10), files.data_name(10)]
     assert archive.superfluous(listing, 5) == []
 
 
+def test_pruning_counts_on_a_snapshot_only_after_every_byte_was_right(folder, capsys):
+    def flip(step):
+        data = bytearray((folder / files.data_name(step)).read_bytes())
+        data[-1] ^= 1
+        (folder / files.data_name(step)).write_bytes(data)
+
+    write(folder, 5)
+    flip(20)  # the newest, of the right size
+    assert snapshots.main(["prune", str(folder), "--keep", "1", "--yes"]) == 2
+    said = capsys.readouterr().err
+    assert "step-0000000020.pt is damaged" in said
+    assert "no other snapshot" in said
+    assert (folder / files.data_name(10)).exists()
+    assert snapshots.main(["prune", str(folder), "--keep", "2", "--yes"]) == 0
+    assert "warning: " in capsys.readouterr().err
+    assert (folder / files.data_name(10)).exists()
+    assert not (folder / files.data_name(5)).exists()
+
+
 def test_a_person_is_asked_before_anything_is_deleted(folder, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: (_ for _ in ()).throw(EOFError))
+    assert snapshots.main(["prune", str(folder), "--keep", "1"]) == 1
     for answer, code in (("", 1), ("n", 1), ("y", 0)):
         monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
         assert snapshots.main(["prune", str(folder), "--keep", "1"]) == code
@@ -210,15 +231,15 @@ def test_a_key_that_climbs_out_of_the_prefix_is_not_seen(s3):
 def interrupted_after(monkeypatch, count, error):
     """Let the stream of bytes end with `error` after `count` parts of 1000 bytes."""
     monkeypatch.setattr(places, "_PART_BYTES", 1000)
-    pump = places._pump
+    whole = places.Prefix.parts
 
-    def failing(parts, file, progress):
-        for number, part in enumerate(parts):
+    def failing(self, name, begin, entry):
+        for number, part in enumerate(whole(self, name, begin, entry)):
             if number == count:
                 raise error
-            pump(iter([part]), file, progress)
+            yield part
 
-    monkeypatch.setattr(places, "_pump", failing)
+    monkeypatch.setattr(places.Prefix, "parts", failing)
 
 
 def test_a_fetch_that_was_cut_off_goes_on_where_it_stopped(s3, target, monkeypatch):
@@ -244,6 +265,16 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_final_name(s3, target, monkey
     with pytest.raises(Failed, match=r"could not be written .*No space left.*goes on where it"):
         archive.fetch(place, row, "latest", target, lambda count: None)
     assert [path.suffix for path in target.iterdir()] == [".part"]
+
+
+def test_what_is_there_with_other_bytes_is_not_replaced(folder, target, capsys):
+    write(folder, 20, value=2.0, folder="best")
+    assert snapshots.main(["fetch", str(folder), "20", str(target)]) == 0
+    before = (target / files.data_name(20)).read_bytes()
+    assert snapshots.main(["fetch", str(folder), "best", str(target)]) == 1
+    assert "is there already with other bytes; name another folder" in capsys.readouterr().err
+    assert (target / files.data_name(20)).read_bytes() == before
+    assert snapshots.main(["fetch", str(folder), "20", str(target)]) == 0  # it is all there
 
 
 @pytest.mark.parametrize("name", [files.data_name, files.manifest_name])

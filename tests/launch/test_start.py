@@ -1,13 +1,16 @@
 """A job from the command to the mocked AWS: refused before it costs, or started and resumed."""
 
 import json
+import re
 
 import boto3
 import pytest
 import yaml
+from botocore.exceptions import ClientError
 
-from launch import environment, preflight, submit
+from launch import environment, follow, preflight, start, submit
 from launch.config import DEFAULT_CONFIG
+from launch.errors import Refused
 from training.settings import TrainingSettings
 
 TRUST = {
@@ -108,6 +111,34 @@ def test_from_scratch_moves_on_and_stays_there(job, aws, capsys):
     uris = {request["CheckpointConfig"]["S3Uri"] for request in aws.requests}
     assert uris == {"s3://my-bucket/spot-ddp/shakespeare/snapshots-2/"}
     assert before <= keys()
+
+
+def test_from_scratch_that_fails_leaves_the_run_where_it_was(job, aws, capsys, monkeypatch):
+    put_snapshot(30)
+    error = ClientError({"Error": {"Code": "ResourceLimitExceeded"}}, "CreateTrainingJob")
+
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(start, "start_job", fail)
+    assert job("--from-scratch") == 1
+    assert "AWS did not start the job" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert not [key for key in keys() if "/snapshots-2/" in key]
+
+
+def test_a_job_that_cannot_be_watched_any_more_goes_on_and_is_not_refused(
+    job, aws, capsys, monkeypatch
+):
+    def lost(job_name, region):
+        raise Refused("AWS does not accept your credentials any more")
+
+    monkeypatch.setattr(follow, "follow_started", lost)
+    assert job("--follow") == 3
+    said = capsys.readouterr()
+    assert "error: AWS does not accept your credentials any more\n" in said.err
+    name = re.search(r"started    (\S+)", said.out)[1]
+    assert f"type `python launch/follow.py {name} --region us-east-1`" in said.err
 
 
 def test_a_finished_run_is_refused_with_how_to_extend_it(job, aws, capsys):

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from launch import stop
 from launch.errors import exit_code_of
@@ -86,8 +87,39 @@ def test_an_unknown_job_is_refused(aws, run):
 def test_without_the_permission_nothing_is_stopped(aws, run):
     training_then_stopped(aws).fail("stop", refused("AccessDeniedException", "StopTrainingJob"))
     code, _, err = run()
-    assert code == 1
+    assert code == 2
     assert err.startswith(f"error: AWS does not stop {NAME}: no permission")
+
+
+def test_out_of_reach_is_one_sentence_and_nothing_was_stopped(aws, run):
+    training_then_stopped(aws).fail("describe", EndpointConnectionError(endpoint_url="https://x"))
+    code, _, err = run()
+    assert (code, run.asked) == (2, [])
+    assert err.startswith(f"error: AWS does not stop {NAME}: ")
+
+
+def test_credentials_that_run_out_after_the_request_do_not_mean_that_it_was_not_made(aws, run):
+    training_then_stopped(aws).fail("describe", refused("ExpiredTokenException"), after=10)
+    code, _, err = run()
+    assert (code, run.asked) == (1, [NAME])
+    assert err.startswith(f"error: {NAME} was asked to stop, but not watched to its end: AWS does")
+
+
+@pytest.mark.parametrize("call", ["logs", "list"])
+def test_what_cannot_be_read_is_not_known_instead_of_missing(aws, run, call):
+    training_then_stopped(aws).fail(call, refused("AccessDeniedException"))
+    code, out, _ = run()
+    assert code == 0
+    assert "note       whether its last snapshot reached S3 is not known\n" in out
+    assert "warning" not in out
+
+
+def test_a_job_that_completed_before_it_could_be_stopped_is_told_so(aws, run):
+    aws.say(0, stepped(400)).say(1, saved(400)).put(3, 400)
+    code, out, _ = aws.life(("Training", 1), ("Completed",)) and run()
+    assert code == 0
+    assert f"completed  {NAME}\n" in out
+    assert "continue" not in out
 
 
 def test_throttling_is_waited_out(aws, run):

@@ -103,6 +103,14 @@ def test_before_the_deadline_there_is_time_for_a_last_snapshot(clock):
     assert ending.seconds_trained == pytest.approx(1000.1 - margin)
 
 
+def test_what_other_jobs_have_trained_does_not_count_for_the_deadline(clock):
+    ending = Cadence(settings(deadline_seconds=1000.0), 0, 1500.0, seconds_before_job=1100.0)
+    clock[0] += 600 - cadence.DEADLINE_MARGIN_SECONDS - 0.1
+    assert not ending.deadline_is_near()
+    clock[0] += 0.2
+    assert ending.deadline_is_near()
+
+
 def test_auto_is_a_word_a_number_is_a_number_and_nothing_else_is():
     read = TrainingSettings.from_arguments
     assert read(["--snapshot-seconds", "auto"]).snapshot_seconds is None

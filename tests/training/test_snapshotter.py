@@ -127,8 +127,8 @@ def test_a_signal_in_the_middle_of_a_step_is_answered_at_its_end_and_training_go
     run(snapshot_steps=100)
     steps = files.candidates(os.listdir(checkpoints))
     assert steps == [6, 3]
-    ((step, ends),) = started
-    assert step == 3
+    (step, ends), (last, _) = started
+    assert (step, last) == (3, 6)  # the last one of a run is always taken to S3
     assert 0 < ends - time.monotonic() <= interruption.GRACE_SECONDS
 
 
@@ -152,8 +152,8 @@ def test_a_signal_or_the_deadline_during_validation_is_answered_there(
         delivery.Delivery, "send", lambda self, step, grace: started.append(len(seen))
     )
     run(validation_dir=str(text_dir))
-    assert len(started) == 1
-    assert 8 <= started[0] < len(seen)
+    assert len(started) == 2  # the first is the run's last step, which is validated after it
+    assert 8 <= started[1] < len(seen)
 
 
 def test_a_signal_that_comes_before_training_listens_is_kept_for_it():
@@ -198,8 +198,9 @@ def test_a_signal_while_the_writer_is_busy_is_answered_when_it_is_free(
 
     monkeypatch.setattr(train, "take_step", signalled)
     hasty_run(snapshot_steps=2, total_steps=12, decay_steps=12)
-    assert len(delivered) == 1
+    assert len(delivered) == 2
     assert 3 <= delivered[0] < 12
+    assert delivered[1] == 12
     assert kept(checkpoints)[0] == 12
 
 
@@ -274,8 +275,21 @@ def test_before_the_job_is_stopped_for_its_run_time_a_last_snapshot_is_taken_to_
     delivered = []
     monkeypatch.setattr(delivery.Delivery, "send", lambda self, step, grace: delivered.append(step))
     run(snapshot_steps=100, deadline_seconds=1.0)  # less than the margin
-    assert delivered == [1]
+    assert delivered == [1, 6]
     assert files.verify(checkpoints, 6).seconds_trained > 0
+
+
+def test_the_deadline_is_each_jobs_own_and_counts_all_of_its_attempts(
+    run, checkpoints, monkeypatch
+):
+    def attempt(job, total_steps):
+        monkeypatch.setenv("TRAINING_JOB_NAME", job)
+        run(total_steps=total_steps, decay_steps=6)
+        return files.verify(checkpoints, total_steps)
+
+    first, again, second = attempt("one", 2), attempt("one", 3), attempt("two", 4)
+    assert (first.seconds_before_job, again.seconds_before_job) == (0, 0)
+    assert second.seconds_before_job == again.seconds_trained > first.seconds_trained > 0
 
 
 def test_no_thread_of_ours_is_left(hasty_run):

@@ -53,14 +53,20 @@ def pace_for(cost: float | None, settings: TrainingSettings) -> Pace:
 class Cadence:
     """Counts from the last snapshot, or from the start of the attempt; learns what one costs.
 
-    `seconds_before` is how long earlier attempts have trained, for the deadline.
+    `seconds_before` is how long earlier attempts have trained. The deadline does not count those
+    of them, `seconds_before_job`, that were other jobs' attempts.
     """
 
     def __init__(
-        self, settings: TrainingSettings, first_step: int, seconds_before: float = 0.0
+        self,
+        settings: TrainingSettings,
+        first_step: int,
+        seconds_before: float = 0.0,
+        seconds_before_job: float = 0.0,
     ) -> None:
         self._settings = settings
         self._before, self._began = seconds_before, time.monotonic()
+        self._before_job = seconds_before_job
         self._undisturbed = deque[float](maxlen=_STEPS_REMEMBERED)
         self._step_began: float | None = None
         self._slow_down = 0.0
@@ -105,7 +111,8 @@ class Cadence:
         """True once, when it is time for a last snapshot before the job is stopped."""
         deadline = self._settings.deadline_seconds
         needed = 2 * self._write_seconds + DEADLINE_MARGIN_SECONDS
-        if not deadline or self._deadline_met or self.seconds_trained + needed < deadline:
+        in_this_job = self.seconds_trained - self._before_job
+        if not deadline or self._deadline_met or in_this_job + needed < deadline:
             return False
         self._deadline_met = True
         return True

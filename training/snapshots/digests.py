@@ -43,10 +43,18 @@ _ALGORITHMS: dict[str, Callable[[], Any]] = {
 class Digests:
     """The checksums of a stream, as it passes."""
 
-    def __init__(self) -> None:
+    def __init__(self, algorithm: str = ALGORITHM, chunk_bytes: int = 0) -> None:
         self.bytes = 0
+        self._algorithm, self._chunk_bytes = algorithm, chunk_bytes or CHUNK_BYTES
+        self._start = _ALGORITHMS[algorithm]
         self._done: list[str] = []
-        self._current, self._room = 0, CHUNK_BYTES
+        self._current, self._room = self._start(), self._chunk_bytes
+
+    @classmethod
+    def like(cls, expected: dict[str, Any]) -> "Digests":
+        """For a stream that should have the `expected` digests. Raises ValueError as `matches`."""
+        name, chunk, _ = _understood(expected)
+        return cls(name, chunk)
 
     def add(self, data: Any) -> None:
         """Take in the next bytes, any buffer."""
@@ -54,20 +62,21 @@ class Digests:
         self.bytes += len(view)
         while len(view):
             part, view = view[: self._room], view[self._room :]
-            self._current = zlib.crc32(part, self._current)
+            self._current.update(part)
             self._room -= len(part)
             if not self._room:
                 self._end_chunk()
 
     def result(self) -> dict[str, Any]:
         """What the manifest says under `digests`."""
-        if self._room < CHUNK_BYTES or not self._done:
+        if self._room < self._chunk_bytes or not self._done:
             self._end_chunk()
-        return {"algorithm": ALGORITHM, "chunk_bytes": CHUNK_BYTES, "chunks": self._done}
+        kind = {"algorithm": self._algorithm, "chunk_bytes": self._chunk_bytes}
+        return {**kind, "chunks": self._done}
 
     def _end_chunk(self) -> None:
-        self._done.append(f"{self._current:08x}")
-        self._current, self._room = 0, CHUNK_BYTES
+        self._done.append(self._current.hexdigest())
+        self._current, self._room = self._start(), self._chunk_bytes
 
 
 def matches(descriptor: int, size: int, expected: dict[str, Any]) -> bool:
@@ -75,10 +84,8 @@ def matches(descriptor: int, size: int, expected: dict[str, Any]) -> bool:
 
     Raises OSError if it cannot be read, and ValueError for digests that this code cannot check.
     """
-    name, chunk, chunks = (expected.get(key) for key in ("algorithm", "chunk_bytes", "chunks"))
-    start_digest = _ALGORITHMS.get(str(name))
-    if start_digest is None or type(chunk) is not int or chunk < 1 or not isinstance(chunks, list):
-        raise ValueError(f"its digests are {name} of {chunk} bytes")
+    name, chunk, chunks = _understood(expected)
+    start_digest = _ALGORITHMS[name]
     starts = range(0, max(size, 1), chunk)
     if len(starts) != len(chunks):  # also keeps a wrong chunk_bytes from making endless work
         return False
@@ -98,3 +105,12 @@ def matches(descriptor: int, size: int, expected: dict[str, Any]) -> bool:
 
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as threads:
         return list(threads.map(digest, starts)) == chunks
+
+
+def _understood(expected: dict[str, Any]) -> tuple[str, int, list[Any]]:
+    """The algorithm, the bytes of a chunk and the digests. Raises ValueError for unknown ones."""
+    name, chunk, chunks = (expected.get(key) for key in ("algorithm", "chunk_bytes", "chunks"))
+    known = isinstance(name, str) and name in _ALGORITHMS
+    if not known or type(chunk) is not int or chunk < 1 or not isinstance(chunks, list):
+        raise ValueError(f"its digests are {name} of {chunk} bytes")
+    return str(name), chunk, chunks

@@ -52,7 +52,10 @@ class Keeper:
         self._attempt, self._dataset_samples = resumed.attempt, dataset_samples
         self._interruption, self._also, self._metrics = interruption, also, metrics
         self._delivery = Delivery(settings.checkpoint_dir, settings.checkpoint_s3_uri)
-        self._cadence = Cadence(settings, resumed.step, resumed.seconds_trained)
+        self._seconds_before_job = resumed.seconds_before_job
+        self._cadence = Cadence(
+            settings, resumed.step, resumed.seconds_trained, resumed.seconds_before_job
+        )
         self._staging = Staging(replica)
         self._writer = Writer(settings, self._staging, self._delivery, self._describe)
         self._whole = list(resumed.whole)
@@ -108,11 +111,14 @@ class Keeper:
             say(f"snapshot_failed reason={sentence(error)}")
 
     def finish(self, step: int) -> None:
-        """Wait for the writer, and let it write `step`."""
+        """Wait for the writer, let it write `step`, and take that to S3.
+
+        When a job ends, SageMaker uploads the model but promises no last look at snapshots.
+        """
         self._collect(wait=True)
-        if step not in self._whole:
-            self._begin()
-            self._collect(wait=True)
+        self._urgent = True
+        self._begin()
+        self._collect(wait=True)
         if step not in self._whole:
             raise TrainingError(
                 f"the last snapshot, of step {step}, could not be written to "
@@ -187,6 +193,7 @@ class Keeper:
             "dataset_samples": self._dataset_samples,
             "optimizer": type(self._replica.optimizer).__name__,
             "seconds_trained": round(self._cadence.seconds_trained, 3),
+            "seconds_before_job": self._seconds_before_job,
             "metrics": dict(self._metrics()),
         }
 

@@ -44,6 +44,8 @@ class Manifest:
     dataset_samples: int = 0
     optimizer: str = ""
     seconds_trained: float = 0.0
+    job_name: str = ""
+    seconds_before_job: float = 0.0
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod

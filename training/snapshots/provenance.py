@@ -1,8 +1,14 @@
 """What the manifest of any state says about the run that made it."""
 
+import os
 from typing import Any
 
 from training.settings import TrainingSettings
+
+
+def job_name() -> str:
+    """The SageMaker job that this attempt belongs to; empty outside of SageMaker."""
+    return os.environ.get("TRAINING_JOB_NAME", "")
 
 
 def provenance(settings: TrainingSettings, step: int, world_size: int) -> dict[str, Any]:
@@ -12,5 +18,6 @@ def provenance(settings: TrainingSettings, step: int, world_size: int) -> dict[s
         "step": step,
         "samples_seen": step * settings.global_batch_size,
         "world_size": world_size,
+        "job_name": job_name(),
         "settings": settings.fingerprint(),
     }

@@ -19,6 +19,7 @@ from training.snapshots import files
 from training.snapshots.apply import apply
 from training.snapshots.mapping import Mapping
 from training.snapshots.names import plain
+from training.snapshots.provenance import job_name
 from training.snapshots.tensors import copied_to_host, mapped
 
 
@@ -27,8 +28,9 @@ class Resumed:
     """Where training starts: after `step` optimizer steps; `snapshot` is None for a fresh start.
 
     `whole` are the steps of this run's snapshots in the directory, the resumed one included, and
-    `seconds_trained` is how long the attempts took that led to it. `evaluated` is the last step
-    that was evaluated, 0 if none was; only rank 0 has the best state so far.
+    `seconds_trained` is how long the attempts took that led to it, `seconds_before_job` of them in
+    earlier jobs. `evaluated` is the last step that was evaluated, 0 if none was; only rank 0 has
+    the best state so far.
     """
 
     step: int = 0
@@ -36,6 +38,7 @@ class Resumed:
     snapshot: str | None = None
     whole: tuple[int, ...] = ()
     seconds_trained: float = 0.0
+    seconds_before_job: float = 0.0
     evaluated: int = 0
     best: dict[str, Any] | None = None
 
@@ -111,6 +114,7 @@ def _choose(settings: TrainingSettings, world_size: int) -> _Found | None:
                 snapshot=name,
                 whole=(*whole, step),
                 seconds_trained=manifest.seconds_trained,
+                seconds_before_job=_seconds_before_job(manifest),
                 evaluated=state.get("validation", {}).get("step", 0),
             )
             _say_world_size(manifest.world_size, world_size)
@@ -120,6 +124,11 @@ def _choose(settings: TrainingSettings, world_size: int) -> _Found | None:
     ignored = f"; only what was delivered in part: {', '.join(half.values())}" if half else ""
     say(f"starting fresh: no snapshot in {directory}{ignored}")
     return None
+
+
+def _seconds_before_job(manifest: files.Manifest) -> float:
+    same = manifest.job_name == job_name()
+    return manifest.seconds_before_job if same else manifest.seconds_trained
 
 
 def _say_world_size(before: int, now: int) -> None:
