@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from tests.benchmarks.contenders import Dcp, DcpAsyncStager, Ours, TorchSave
 from tests.benchmarks.measure import Comparison
-from tests.benchmarks.report import STALL_LIMIT, Report
+from tests.benchmarks.report import FROM_MILLIONS, STALL_LIMIT, Report
 
 _COLORS = {
     Ours.name: "#2e7d32",
@@ -24,7 +24,9 @@ def draw(report: Report, path: Path) -> None:
     figure = Figure(figsize=(10, 1.3 + 1.75 * len(comparisons)), layout="constrained")
     axes = figure.subplots()
     top = 0.0
-    for one in comparisons:
+    for millions, one in report.comparisons.items():
+        if millions >= FROM_MILLIONS:
+            _draw_limit(axes, one, top)
         top = _draw_model(axes, one, top) + _GAP
     stalls = [costs.stall * 1000 for one in comparisons for costs in one.costs.values()]
     limits = min(stalls) / 4, max(stalls) * 10  # room for the names behind the bars
@@ -49,12 +51,16 @@ def _draw_title(axes: Any, largest: Comparison, report: Report) -> None:
     axes.annotate(report.setting, (0, 1), **at, color="0.25")
 
 
-def _draw_model(axes: Any, one: Comparison, top: float) -> float:
-    """A model's bars from `top` downwards; returns where they end."""
+def _draw_limit(axes: Any, one: Comparison, top: float) -> None:
     limit = one.costs[TorchSave.name].stall * 1000 * STALL_LIMIT
     axes.plot([limit] * 2, [top - 0.5, top + 0.5], color="black", lw=1.5)
+
+
+def _draw_model(axes: Any, one: Comparison, top: float) -> float:
+    """A model's bars from `top` downwards; returns where they end."""
     state = f"{_size(one)}, {one.state_bytes / 1e6:.0f} MB of state"
-    behind = {"textcoords": "offset points", "va": "center"}
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # a limit stays behind a name
+    behind = {"textcoords": "offset points", "va": "center", "bbox": box}
     across = axes.get_yaxis_transform()
     axes.text(0.0, top - 0.85, f" {state}", transform=across, va="center", weight="bold")
     for number, (name, costs) in enumerate(one.costs.items()):
