@@ -18,7 +18,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# A hundred interruptions of all kinds, every run compared bit by bit: about 20 minutes.
+# A hundred interruptions of all kinds, every run compared bit by bit: about 15 minutes.
 prove: setup
 	$(BIN)/python launch/rehearse.py --campaign 50 --seed 1
 	$(BIN)/python launch/rehearse.py --campaign 50 --seed 2
