@@ -9,14 +9,13 @@ from typing import Any
 
 NUMBER = r"([-+]?(?:[0-9.]+(?:e[-+]?[0-9]+)?|nan|inf))"
 
-
 _FORMATS = {
     "loss": ".4f",
     "learning_rate": ".1e",
     "gradient_norm": ".3f",
     "samples_per_second": ".1f",
-    "step_seconds": ".4f",
-    "data_wait_seconds": ".4f",
+    "step_seconds": ".4g",
+    "data_wait_seconds": ".4g",
     "tokens_per_second": ".0f",
     "mfu": ".4f",
 }
