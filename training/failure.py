@@ -3,6 +3,8 @@
 import contextlib
 import multiprocessing
 import os
+import re
+import signal
 import sys
 import time
 import traceback
@@ -11,6 +13,7 @@ from pathlib import Path
 
 from training.settings import SettingsError
 
+_WORKERS_TRACEBACK = "Original Traceback (most recent call last):"
 _last_said = time.monotonic()
 
 
@@ -46,15 +49,22 @@ def report(error: BaseException) -> None:
     # such directory outside SageMaker: stderr has the line.
     with contextlib.suppress(OSError), open(_failure_file(), "x") as file:
         file.write(line)
+    # Data workers ignore SIGTERM, and one that is stuck would hold up the exit. torch answers the
+    # death of a worker with an exception in whatever is running, which is this.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in multiprocessing.active_children():
-        worker.kill()  # data workers ignore SIGTERM; one that is stuck would hold up the exit
+        worker.kill()
 
 
 def sentence(error: BaseException) -> str:
     """An exception as one line: its own words if they are meant for people, else with its kind."""
+    text = str(error)
+    if _WORKERS_TRACEBACK in text:  # torch raises again what a data worker raised, by its text
+        text = re.split(r"^ .*\n", text, flags=re.MULTILINE)[-1]  # what follows the traceback
+        return " ".join(text.split()).removeprefix(f"{TrainingError.__module__}.TrainingError: ")
     if isinstance(error, (TrainingError, SettingsError)):
-        return str(error)
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return text
+    return f"{type(error).__name__}: {' '.join(text.split())}"
 
 
 def _forget_earlier_attempt() -> None:
@@ -88,6 +98,7 @@ def seconds_of_silence() -> float:
 
 def _write(descriptor: int, text: str) -> None:
     # The toolkit reads our output through a pipe and can die before us; that must not stop a save.
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     with contextlib.suppress(OSError):
         os.write(descriptor, text.encode(errors="replace"))

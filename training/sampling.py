@@ -14,8 +14,9 @@ import hashlib
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -155,20 +156,14 @@ def steps_of_data(
         return
     size = len(dataset)  # type: ignore[arg-type]
     sampler = MicroBatches(settings, size, group.rank, group.world_size, first_step)
-    workers = settings.dataloader_workers
-    loader = DataLoader(
-        SeededSamples(dataset, settings.seed),
-        batch_sampler=sampler,
-        num_workers=workers,
-        worker_init_fn=start_worker if workers else None,
-        pin_memory=group.device.type == "cuda",
+    batches = batches_of(
+        SeededSamples(dataset, settings.seed), settings, group, batch_sampler=sampler
     )
-    batches = iter(loader)
 
     def step_of_data() -> list[Any]:
         return [next(batches) for _ in range(sampler.per_step)]
 
-    if workers:
+    if settings.dataloader_workers:
         yield from _one_ahead(step_of_data, count)
     else:  # in this thread, whose step seeds what is random only after the samples were read
         for _ in range(count):
@@ -180,16 +175,61 @@ def _one_ahead(make: Callable[[], list[Any]], count: int) -> Iterator[list[Any]]
 
     Taking a batch from its worker costs a millisecond of unpickling, which training would wait for.
     """
-    with ThreadPoolExecutor(1, "data") as thread:
-        coming = thread.submit(make)
-        for left in reversed(range(count)):
-            made = coming.result()
-            if left:
-                coming = thread.submit(make)
-            yield made
+    coming = _in_a_thread(make)
+    for left in reversed(range(count)):
+        made = coming.result()
+        if left:
+            coming = _in_a_thread(make)
+        yield made
 
 
-def start_worker(worker: int) -> None:
+def _in_a_thread(make: Callable[[], list[Any]]) -> Future[list[Any]]:
+    """What `make` returns or raises, from a thread that holds up no exit: data may never come."""
+    made: Future[list[Any]] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result(make())
+        except Exception as error:
+            made.set_exception(error)
+
+    threading.Thread(target=work, name="data", daemon=True).start()
+    return made
+
+
+def batches_of(
+    dataset: Dataset[Any], settings: TrainingSettings, group: Group, **sampling: Any
+) -> Iterator[Any]:
+    """The batches that torch's DataLoader makes of `dataset`, in as many processes as are set.
+
+    Call it from the main thread: that is where torch watches over the processes it starts here.
+    """
+    workers, patience = settings.dataloader_workers, settings.collective_timeout
+    loader = DataLoader(
+        dataset,
+        num_workers=workers,
+        worker_init_fn=_start_worker if workers else None,
+        timeout=patience if workers else 0,
+        pin_memory=group.device.type == "cuda",
+        **sampling,
+    )
+    return _in_time(iter(loader), workers, patience)
+
+
+def _in_time(batches: Iterator[Any], workers: int, patience: int) -> Iterator[Any]:
+    """The same; raises TrainingError when one takes as long as a peer that counts as gone."""
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if "timed out" not in str(error):
+            raise
+        raise TrainingError(
+            f"{workers} data workers brought no batch within {patience} s; look for what blocks "
+            f"in data.py, or set a longer collective_timeout"
+        ) from error
+
+
+def _start_worker(worker: int) -> None:
     """What a process that reads data does first."""
     # torchrun signals the whole process group: a worker that dies of it takes the rank down with
     # it before the step loop can write the snapshot that the signal was sent for.

@@ -83,6 +83,9 @@ def train(settings: TrainingSettings, group: Group) -> None:
 
     watch = Watch(settings, group, model, resumed)
     evaluation = Evaluation(settings, group, model, validation, resumed, watch.evaluated)
+    # By a name of its own, the data outlives a failure in the loop: taking its processes apart may
+    # wait for them, and the peers are told and the state is written first.
+    data = watch.waits(steps_of_data(dataset, settings, group, first_step=step))
     with (
         closing(watch),
         closing(evaluation),
@@ -94,7 +97,7 @@ def train(settings: TrainingSettings, group: Group) -> None:
         ) as snapshots,
     ):
         evaluation.after_step(step, snapshots.look)  # what an interruption may have cut short
-        for micro_batches in watch.waits(steps_of_data(dataset, settings, group, first_step=step)):
+        for micro_batches in data:
             rate = learning_rate(settings, step)
             seed_step(settings.seed, step, group.rank)
             loss, norm = take_step(replica, micro_batches, rate, settings, group.device)

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Dataset, Subset
 
 from training.group import Group
 from training.optimization import autocast, to_device
-from training.sampling import SeededSamples, start_worker
+from training.sampling import SeededSamples, batches_of
 from training.settings import TrainingSettings
 
 
@@ -35,15 +35,9 @@ def validation_loss(
         dist.broadcast(buffer, src=0)
     modes = {module: module.training for module in model.modules()}
     model.eval()
-    workers = settings.dataloader_workers
-    loader = DataLoader(
-        mine,
-        batch_size=batch_size,
-        num_workers=workers,
-        worker_init_fn=start_worker if workers else None,
-        pin_memory=group.device.type == "cuda",
-    )
-    for batch in loader:
+    # A name of its own keeps it until the failure of a batch has been told: see `train`.
+    batches = batches_of(mine, settings, group, batch_size=batch_size)
+    for batch in batches:
         with autocast(settings, group.device):
             loss = model(*to_device(batch, group.device))
         count = len(batch[0])

@@ -119,3 +119,36 @@ def test_a_hung_peer_ends_the_job_within_the_collective_timeout(text, tmp_path):
         run.kill()  # torchrun itself gives the one that hangs half a minute
     assert "rank 0: host" in run.failure
     assert run.find(r"^snapshot step=\d+ ")  # the last complete state
+
+
+BROKEN = """
+import itertools, sys, time
+from torch.utils.data import get_worker_info
+from training import data, train
+from training.failure import exit_code_of
+
+read, take_step, count = data.ByteWindows.__getitem__, train.take_step, itertools.count(1)
+
+def stuck(self, index):
+    if get_worker_info() and next(count) > 3 * 12:  # after three global batches
+        time.sleep(3600)
+    return read(self, index)
+
+def failing(*arguments):
+    if next(count) == 3:
+        raise ValueError("no such token")
+    return take_step(*arguments)
+
+data.ByteWindows.__getitem__, train.take_step = stuck, failing
+sys.exit(exit_code_of(train.main))
+"""
+
+
+def test_a_failure_is_told_and_the_state_kept_though_the_data_is_stuck(text, tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN)
+    options = {"total_steps": 9, "snapshot_steps": 9, "dataloader_workers": 1, "ranks": 1}
+    with Torchrun(text, tmp_path, script=str(script), **options) as run:
+        assert run.finish() != 0, run.log
+        assert run.find(r"^snapshot step=2 "), run.log
+    assert run.failure == "rank 0: ValueError: no such token\n"

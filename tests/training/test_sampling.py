@@ -1,19 +1,23 @@
 """Every sample is seen exactly once an epoch, whoever computes it and however often it resumes."""
 
 import multiprocessing
+import subprocess
+import sys
 import threading
 import time
+import traceback
 from collections import Counter
 
 import pytest
 import torch
 
-from training.failure import TrainingError
+from training.failure import TrainingError, sentence
 from training.group import Group
 from training.sampling import (
     MicroBatches,
     SeededSamples,
     _one_ahead,
+    batches_of,
     check_batch,
     derive_seed,
     epoch_order,
@@ -126,11 +130,106 @@ def test_with_workers_the_next_step_is_fetched_while_this_one_is_used():
     assert [next(steps), next(steps)] == [[1], [2]]
     with pytest.raises(OSError, match="sample 4"):
         next(steps)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("data")]
+    wait_for_the_data_thread_to_end()
 
     made.clear()
     assert list(_one_ahead(make, 3)) == [[0], [1], [2]]
     assert made == [0, 1, 2], "more was made than is used"
+
+
+def wait_for_the_data_thread_to_end():
+    deadline = time.monotonic() + 30
+    while [thread for thread in threading.enumerate() if thread.name.startswith("data")]:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_loop_that_fails_does_not_wait_for_data_that_never_comes():
+    asked, comes = threading.Event(), threading.Event()
+
+    def make():
+        if asked.is_set():
+            asked_again.set()
+            comes.wait(60)
+        asked.set()
+        return []
+
+    asked_again = threading.Event()
+    steps = _one_ahead(make, 3)
+    next(steps)
+    assert asked_again.wait(30)
+    started = time.monotonic()
+    steps.close()
+    assert time.monotonic() - started < 30
+    comes.set()
+    wait_for_the_data_thread_to_end()
+
+
+class Broken(Augmented):
+    """One sample cannot be read."""
+
+    def __init__(self, wrong):
+        self.wrong = wrong
+
+    def __getitem__(self, index):
+        if index == 7:
+            raise self.wrong
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (ValueError("sample 7 is\ntorn"), "ValueError: sample 7 is torn"),
+        (KeyError("label"), "KeyError: 'label'"),
+        (TrainingError("/data/7 became shorter"), "/data/7 became shorter"),
+    ],
+)
+def test_what_a_data_worker_failed_of_is_one_line(wrong, said):
+    settings = TrainingSettings(dataloader_workers=1)
+    group = Group(0, 1, torch.device("cpu"), None, None)
+    data = batches_of(Broken(wrong), settings, group, batch_size=41)
+    with pytest.raises(type(wrong)) as caught:
+        next(data)
+    assert sentence(caught.value) == said
+    traceback.clear_frames(caught.tb)  # they hold the worker
+    assert not multiprocessing.active_children()
+
+
+STUCK = """
+import sys, time
+import torch
+from training.failure import exit_code_of
+from training.group import Group
+from training.sampling import batches_of
+from training.settings import TrainingSettings
+
+class Stuck(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return index if index == 0 else time.sleep(3600)
+
+def main():
+    settings = TrainingSettings(dataloader_workers=2, collective_timeout=1)
+    group = Group(0, 1, torch.device("cpu"), None, None)
+    for batch in batches_of(Stuck(), settings, group, batch_size=1):
+        print(batch.tolist())
+
+sys.exit(exit_code_of(main))
+"""
+
+
+def test_data_that_never_comes_ends_the_run_as_a_silent_peer_does():
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (1, "[0]\n"), done.stderr
+    assert done.stderr == (
+        "rank 0: 2 data workers brought no batch within 1 s; look for what blocks in data.py, or "
+        "set a longer collective_timeout\n"
+    )
 
 
 def test_a_finished_run_starts_no_workers():

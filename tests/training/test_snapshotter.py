@@ -59,7 +59,7 @@ def break_at(monkeypatch, step, error):
 GLOO = RuntimeError("[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 
 
-@pytest.mark.parametrize("error", [GLOO, ValueError("a sample that cannot be read")])
+@pytest.mark.parametrize("error", [GLOO, ValueError("no such token"), TrainingError("no sample 7")])
 def test_a_failure_between_two_steps_leaves_the_last_complete_state(
     run, checkpoints, counting, monkeypatch, error
 ):
@@ -75,13 +75,6 @@ def test_a_failure_between_two_steps_leaves_the_last_complete_state(
     whole = run(snapshot_steps=100, checkpoint_dir=str(checkpoints.parent / "other"))
     assert torch.equal(resumed["model"]["weight"], whole["model"]["weight"])
     assert torch.equal(resumed["model"]["passes"], whole["model"]["passes"])
-
-
-def test_what_the_job_gave_up_on_is_not_kept(run, checkpoints, monkeypatch):
-    break_at(monkeypatch, 4, TrainingError("the loss is nan"))
-    with pytest.raises(TrainingError, match="the loss is nan"):
-        run(snapshot_steps=100)
-    assert files.candidates(os.listdir(checkpoints)) == []
 
 
 def test_a_half_done_optimizer_step_is_not_kept(run, checkpoints, monkeypatch):

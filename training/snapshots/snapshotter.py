@@ -8,7 +8,6 @@ from typing import Self
 
 import torch
 
-from training.failure import TrainingError
 from training.group import Group
 from training.interruption import Interruption
 from training.replica import Replica
@@ -22,7 +21,6 @@ class Snapshotter:
 
     It is a context: when the block fails, as it does when a peer vanishes, the last complete state
     is written. It is still in memory, it takes no collective, and this process leaves afterwards.
-    What the job itself gave up on (TrainingError) is not worth keeping.
     """
 
     def __init__(
@@ -78,10 +76,9 @@ class Snapshotter:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        failed = isinstance(error, Exception) and not isinstance(error, TrainingError)
-        if failed and error:
+        if isinstance(error, Exception):
             self._group.peers.tell(error)
         if self._keeper:
-            if failed:
+            if isinstance(error, Exception):
                 self._keeper.salvage()
             self._keeper.close()
