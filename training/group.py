@@ -15,6 +15,8 @@ import torch.distributed as dist
 from training.failure import TrainingError, sentence
 from training.peers import Peers
 
+PATIENCE_WITH_RANK_0 = timedelta(hours=1)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -25,6 +27,17 @@ class Group:
     device: torch.device
     store: dist.Store
     peers: Peers
+
+    def wait_for_rank_0(self, place: str) -> None:
+        """Hold up the other ranks until rank 0 has come to `place`, too, which all of them call.
+
+        In a collective they would give up after collective_timeout, which is about steps; here
+        rank 0 reads or writes files. Raises DistError when its host is gone.
+        """
+        if self.rank == 0:
+            self.store.set(place, "1")
+        else:
+            self.store.wait([place], PATIENCE_WITH_RANK_0)
 
     @contextmanager
     def agreement(self) -> Iterator[None]:
@@ -84,14 +97,16 @@ def joined(timeout_seconds: float, *, deterministic: bool = True) -> Iterator[Gr
     )
     notes = dist.PrefixStore("notes", store)
     peers = Peers(rank, _hosts(world_size), notes)
+    group = Group(rank, world_size, device, notes, peers)
     try:
-        yield Group(rank, world_size, device, notes, peers)
+        yield group
+        group.wait_for_rank_0("the end")
+        _wait_for_all(dist.PrefixStore("leaving", store), world_size, timeout)
     except Exception as error:
         explained = peers.explained(error)
         if explained is error:
             raise
         raise explained from error
-    _wait_for_all(dist.PrefixStore("leaving", store), world_size, timeout)
     # Not in a `finally`: after a failure, leaving the group politely could wait for dead peers.
     dist.destroy_process_group()
 

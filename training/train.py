@@ -41,7 +41,7 @@ from training.parallel import distribute, settle_buckets
 from training.sampling import check_batch, held_out, seed_step, steps_of_data
 from training.settings import SettingsError, TrainingSettings, validation_problems
 from training.snapshots.best import Best
-from training.snapshots.files import prepare, write_atomically
+from training.snapshots.files import prepare, serialise, write_atomically
 from training.snapshots.names import plain
 from training.snapshots.resume import resume
 from training.snapshots.snapshotter import Snapshotter
@@ -109,6 +109,7 @@ def train(settings: TrainingSettings, group: Group) -> None:
             snapshots.take(step)
 
         snapshots.finish(step)
+        group.wait_for_rank_0("the last snapshot")
         evaluation.finish(step, snapshots.look)
         if group.rank == 0:
             exported = export(model, step, evaluation.best, settings)
@@ -177,7 +178,7 @@ def export(model: nn.Module, step: int, best: Best | None, settings: TrainingSet
     described = {"settings.json": dataclasses.asdict(settings), "exported.json": chosen}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(directory / "model.pt", lambda file: torch.save(state, file))
+        write_atomically(directory / "model.pt", lambda file: serialise(state, file))
         for name, values in described.items():
             text = json.dumps(values, indent=1).encode()
             write_atomically(directory / name, functools.partial(_put, text))

@@ -2,14 +2,14 @@
 
 import importlib.util
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from training.failure import TrainingError, say
+from training.failure import TrainingError, say, sentence
 from training.flops import peak_flops
 from training.group import Group
 from training.metrics import Pace, step_line
@@ -46,11 +46,9 @@ class Watch:
         self._flops = getattr(model, "flops_per_sample", None)
         self._peak = peak_flops(group.device, settings)
         self._metrics: dict[str, float] = {}
-        self._train_events = self._validation_events = None
+        self._events: dict[str, Any] = {}
         if settings.tensorboard and group.rank == 0:
-            directory = Path(settings.checkpoint_dir) / FOLDER
-            self._train_events = _event_writer(directory / "train", resumed.step)
-            self._validation_events = _event_writer(directory / "validation", resumed.evaluated)
+            self._unless_it_fails(lambda: self._open_events(resumed))
 
     def metrics(self) -> dict[str, float]:
         """What was last logged about the loss, for the manifests of snapshots. Rank 0's alone."""
@@ -78,7 +76,7 @@ class Watch:
             }
             say(step_line(step, **values))
             self._metrics = {"loss": mean_loss, "loss_step": step}
-            _note(self._train_events, step, values)
+            self._note("train", step, values)
         if not (math.isfinite(mean_loss) and math.isfinite(gradient_norm)):
             raise TrainingError(
                 f"the loss is {mean_loss} and the gradient norm {gradient_norm} at step {step}; "
@@ -89,13 +87,12 @@ class Watch:
     def evaluated(self, step: int, loss: float) -> None:
         """Take note of the loss on the validation data; the time that took is nobody's step."""
         self._pace.restart(step)
-        _note(self._validation_events, step, {"loss": loss})
+        self._note("validation", step, {"loss": loss})
 
     def close(self) -> None:
         """Let what was noted reach the disk."""
-        for events in (self._train_events, self._validation_events):
-            if events:
-                events.close()
+        for events in self._events.values():
+            self._unless_it_fails(events.close)
 
     def _speed(self, step: int) -> dict[str, float]:
         seconds, waited = self._pace.since_last(step)
@@ -108,11 +105,26 @@ class Watch:
             found["mfu"] = samples * self._flops / (self._peak * self._group.world_size)
         return found
 
+    def _open_events(self, resumed: Resumed) -> None:
+        directory = Path(self._settings.checkpoint_dir) / FOLDER
+        self._events["train"] = _event_writer(directory / "train", resumed.step)
+        self._events["validation"] = _event_writer(directory / "validation", resumed.evaluated)
 
-def _note(events: Any, step: int, values: dict[str, float]) -> None:
-    if events:
-        for name, value in values.items():
-            events.add_scalar(name, value, step)
+    def _note(self, part: str, step: int, values: dict[str, float]) -> None:
+        def write() -> None:
+            for name, value in values.items():
+                self._events[part].add_scalar(name, value, step)
+
+        if part in self._events:
+            self._unless_it_fails(write)
+
+    def _unless_it_fails(self, work: Callable[[], object]) -> None:
+        """A curve is not worth a run: a disk that refuses ends the curves alone, and is told."""
+        try:
+            work()
+        except Exception as error:
+            say(f"tensorboard_failed reason={sentence(error)}; no more is written in this attempt")
+            self._events = {}
 
 
 def _event_writer(directory: Path, done: int) -> Any:

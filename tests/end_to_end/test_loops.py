@@ -152,3 +152,34 @@ def test_a_failure_is_told_and_the_state_kept_though_the_data_is_stuck(text, tmp
         assert run.finish() != 0, run.log
         assert run.find(r"^snapshot step=2 "), run.log
     assert run.failure == "rank 0: ValueError: no such token\n"
+
+
+SLOW = """
+import sys, time
+from training import train
+from training.failure import exit_code_of
+from training.snapshots import files, keeper
+
+def slowly(work):
+    def slow(*arguments):
+        time.sleep(6)
+        return work(*arguments)
+    return slow
+
+files.read = slowly(files.read)
+keeper.Keeper.finish = slowly(keeper.Keeper.finish)
+train.export = slowly(train.export)
+sys.exit(exit_code_of(train.main))
+"""
+
+
+def test_rank_0_may_take_longer_with_its_files_than_a_collective_may_last(text, tmp_path):
+    options = {"snapshot_steps": 2, "validation_share": 0.1, "decay_steps": 4}
+    with Torchrun(text, tmp_path, total_steps=2, **options) as run:
+        assert run.finish() == 0, run.log
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    options |= {"collective_timeout": 5, "script": str(script)}
+    with Torchrun(text, tmp_path, total_steps=4, **options) as run:
+        assert run.finish() == 0, run.log
+        assert run.find(r"^resumed step=2 "), run.log

@@ -223,6 +223,14 @@ def test_a_model_of_another_shape_is_refused_before_anything_is_loaded(run, monk
         run(total_steps=9)
 
 
+def test_a_model_of_another_type_is_refused_before_anything_is_rounded(run, monkeypatch):
+    run()
+    build = training.train.build_model
+    monkeypatch.setattr(training.train, "build_model", lambda settings: build(settings).double())
+    with pytest.raises(TrainingError, match=r"\(float32 \(48,\) in .*, float64 \(48,\) in the"):
+        run(total_steps=9)
+
+
 def test_a_snapshot_without_optimizer_state_for_a_weight_is_refused(run, checkpoints):
     state = run()
     manifest = files.Manifest.read(checkpoints / "step-0000000006.json")
@@ -398,6 +406,16 @@ def test_an_empty_validation_channel_is_refused_before_the_first_step(run, tmp_p
     with pytest.raises(TrainingError, match="empty holds 0 bytes"):
         run(validation_dir=str(tmp_path / "empty"))
     assert not checkpoints.exists()
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_a_sentence(run, monkeypatch):
+    def full(path, fill):
+        with open("/dev/full", "wb", buffering=0) as file:
+            fill(file)
+
+    monkeypatch.setattr(training.train, "write_atomically", full)
+    with pytest.raises(TrainingError, match=r"could not be written to .* \(No space left"):
+        run()
 
 
 def test_a_model_directory_that_cannot_be_written_is_refused_before_the_first_step(run, tmp_path):

@@ -222,9 +222,7 @@ sys.exit(exit_code_of(main))
 
 
 def test_data_that_never_comes_ends_the_run_as_a_silent_peer_does():
-    done = subprocess.run(
-        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "[0]\n"), done.stderr
     assert done.stderr == (
         "rank 0: 2 data workers brought no batch within 1 s; look for what blocks in data.py, or "

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from training import failure, flops, heartbeat, watch
 from training.metrics import Pace
@@ -45,6 +46,24 @@ def test_tensorboard_goes_on_across_attempts_and_doubles_nothing(run, tmp_path, 
         assert straight == in_parts
     assert [step for step, _ in curve(folders[1] / "train", "loss")] == list(range(1, 10))
     assert [step for step, _ in curve(folders[1] / "validation", "loss")] == [3, 6, 9]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("room", [0, 9])
+def test_a_disk_that_refuses_ends_the_curves_and_not_the_run(run, monkeypatch, capfd, room):
+    write, written = RecordWriter.write, itertools.count()
+
+    def full(self, data):
+        if next(written) >= room:
+            raise OSError(28, "No space left on device")
+        write(self, data)
+
+    monkeypatch.setattr(RecordWriter, "write", full)
+    run(tensorboard=True, validation_share=0.1)
+    out = capfd.readouterr().out
+    assert out.count("tensorboard_failed") == 1
+    assert re.search(r"^tensorboard_failed reason=OSError: .*No space left", out, re.M)
+    assert "finished step=6" in out
 
 
 def test_tensorboard_without_its_package_is_refused(monkeypatch):

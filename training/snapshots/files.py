@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -42,7 +42,7 @@ def write(directory: Path, state: State, **described: Any) -> Manifest:
     step = described["step"]
     _make_room(directory, step, described["run_name"])
     passed = Digests()
-    write_atomically(directory / data_name(step), lambda file: _serialise(state, file, passed))
+    write_atomically(directory / data_name(step), lambda file: serialise(state, file, passed))
     manifest = Manifest(
         format=FORMAT,
         saved_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -182,7 +182,8 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _serialise(state: State, file: BinaryIO, passed: Digests) -> None:
+def serialise(state: Mapping[str, Any], file: BinaryIO, passed: Digests | None = None) -> None:
+    """torch.save, which adds every byte to `passed`. Raises OSError when the disk refuses."""
     tee = _Tee(file, passed)
     try:
         torch.save(state, cast("IO[bytes]", tee))
@@ -194,12 +195,13 @@ def _serialise(state: State, file: BinaryIO, passed: Digests) -> None:
 class _Tee:
     """A writable file whose bytes are digested as they pass; torch.save writes front to back."""
 
-    def __init__(self, file: BinaryIO, passed: Digests) -> None:
+    def __init__(self, file: BinaryIO, passed: Digests | None) -> None:
         self._file, self._passed = file, passed
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        self._passed.add(data)
+        if self._passed:
+            self._passed.add(data)
         try:
             return self._file.write(data)
         except OSError as error:

@@ -63,6 +63,7 @@ def resume(
                 resumed, state = found.resumed, found.state
         except Exception as error:
             problem = sentence(error)
+    group.wait_for_rank_0("the choice of a snapshot")
     choice: tuple[Resumed, str | None] = group.from_rank_0((resumed, problem))
     resumed, problem = choice
     if problem:
@@ -248,7 +249,9 @@ def _groups_in(state: files.State) -> set[frozenset[str]]:
 
 
 def _shape(value: object) -> object:
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
 def _differing_keys(one: dict[str, object], other: dict[str, object]) -> list[str]:
