@@ -14,7 +14,7 @@ from pathlib import Path
 from training.settings import SettingsError
 
 _WORKERS_TRACEBACK = "Original Traceback (most recent call last):"
-_last_said = time.monotonic()
+_started = _last_said = time.monotonic()
 
 
 class TrainingError(RuntimeError):
@@ -89,6 +89,11 @@ def say(line: str) -> None:
     global _last_said
     _last_said = time.monotonic()
     _write(1, line + "\n")
+
+
+def seconds_since_start() -> float:
+    """How long this process has been running: this file is what it imports first."""
+    return time.monotonic() - _started
 
 
 def seconds_of_silence() -> float:

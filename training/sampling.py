@@ -137,10 +137,15 @@ def check_batch(settings: TrainingSettings, size: int, world_size: int) -> None:
             f"(global_batch_size {batch} on {world_size} ranks); {fits} does"
         )
     if size < batch:
+        largest = size - size % world_size
+        smaller = (
+            f"start again under another run_name with global_batch_size {largest} or less"
+            if largest
+            else f"train on fewer than {world_size} ranks"
+        )
         raise TrainingError(
             f"the training data holds {size} samples, fewer than global_batch_size {batch}; "
-            f"add data, or start again under another run_name with global_batch_size "
-            f"{size - size % world_size or world_size} or less"
+            f"add data, or {smaller}"
         )
 
 

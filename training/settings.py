@@ -82,7 +82,8 @@ class TrainingSettings:
     """The whole configuration of one training run.
 
     A setting marked `fixed` decides the bits of the result: a snapshot that was written under
-    another value is refused. The others may change whenever the run is started again.
+    another value is refused. The others may change whenever the run is started again;
+    `micro_batch_size` and `compile` then change how its numbers are rounded.
     """
 
     run_name: str = knob("local", "names the run: the same name resumes, another starts fresh")

@@ -13,6 +13,7 @@ from training.snapshots.cadence import Cadence, pace_for
 def clock(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(cadence.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cadence, "seconds_since_start", lambda: 0.0)
     return now
 
 
@@ -63,6 +64,7 @@ def test_the_pace_and_its_reason(cost, values, seconds, reason):
 
 def test_stall_and_slow_down_are_what_a_snapshot_costs(clock):
     auto = Cadence(settings(), first_step=0)
+    assert auto.written(9.0, 9.0, 9.0) is None  # the first also allocated the buffers
     for _ in range(20):
         auto.step_begins()
         clock[0] += 1.5
@@ -73,7 +75,8 @@ def test_stall_and_slow_down_are_what_a_snapshot_costs(clock):
         auto.step_begins()
         clock[0] += 1.6
         auto.step_done(writing=True)
-    pace = auto.written(stall_seconds=0.1, write_seconds=2.0)
+    # What a step waited for the copy is part of what it took longer, if that is known.
+    pace = auto.written(begin_seconds=0.1, waited_seconds=0.2, write_seconds=2.0)
     assert pace.seconds == pytest.approx((0.1 + 0.3) / 0.01)
     auto.taken(24)
     clock[0] += 39.0
@@ -82,18 +85,28 @@ def test_stall_and_slow_down_are_what_a_snapshot_costs(clock):
     assert auto.due(60)
 
 
+def test_where_no_step_was_undisturbed_the_wait_for_the_copy_is_the_cost(clock):
+    auto = Cadence(settings(), first_step=0)
+    auto.written(9.0, 9.0, 9.0)
+    auto.step_begins()
+    clock[0] += 1.0
+    auto.step_done(writing=True)
+    assert auto.written(0.1, 0.4, 2.0).seconds == pytest.approx(0.5 / 0.01)
+
+
 def test_a_pace_that_hardly_changes_is_not_told_again(clock):
     auto = Cadence(settings(), first_step=0)
-    assert auto.written(0.4, 1.0).seconds == pytest.approx(40.0)
+    auto.written(9.0, 0.0, 1.0)
+    assert auto.written(0.4, 0.0, 1.0).seconds == pytest.approx(40.0)
     auto.taken(1)
-    assert auto.written(0.41, 1.0) is None
+    assert auto.written(0.41, 0.0, 1.0) is None
     auto.taken(2)
-    assert auto.written(4.0, 1.0).seconds == pytest.approx(100 * (0.405 + 4.0) / 2)
+    assert auto.written(4.0, 0.0, 1.0).seconds == pytest.approx(100 * (0.405 + 4.0) / 2)
 
 
 def test_before_the_deadline_there_is_time_for_a_last_snapshot(clock):
     ending = Cadence(settings(deadline_seconds=1000.0), first_step=0, seconds_before=800.0)
-    ending.written(0.0, write_seconds=20.0)
+    ending.written(0.0, 0.0, write_seconds=20.0)
     margin = 2 * 20.0 + cadence.DEADLINE_MARGIN_SECONDS
     clock[0] += 200 - margin - 0.1
     assert not ending.deadline_is_near()
@@ -101,6 +114,15 @@ def test_before_the_deadline_there_is_time_for_a_last_snapshot(clock):
     assert ending.deadline_is_near()
     assert not ending.deadline_is_near()
     assert ending.seconds_trained == pytest.approx(1000.1 - margin)
+
+
+def test_the_time_before_the_first_step_counts_for_the_deadline(clock, monkeypatch):
+    monkeypatch.setattr(cadence, "seconds_since_start", lambda: 300.0)
+    ending = Cadence(settings(deadline_seconds=1000.0), first_step=0)
+    clock[0] += 700 - cadence.DEADLINE_MARGIN_SECONDS - 0.1
+    assert not ending.deadline_is_near()
+    clock[0] += 0.2
+    assert ending.deadline_is_near()
 
 
 def test_what_other_jobs_have_trained_does_not_count_for_the_deadline(clock):

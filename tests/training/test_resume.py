@@ -223,6 +223,17 @@ def test_a_model_of_another_shape_is_refused_before_anything_is_loaded(run, monk
         run(total_steps=9)
 
 
+def test_another_version_of_torch_is_told(run, checkpoints, capfd):
+    run()
+    manifest = checkpoints / "step-0000000006.json"
+    manifest.write_text(manifest.read_text().replace(torch.__version__, "1.13.0"))
+    capfd.readouterr()
+    run(total_steps=7)
+    assert f"written with torch 1.13.0, and this is {torch.__version__}: " in capfd.readouterr().out
+    run(total_steps=8)
+    assert "written with torch" not in capfd.readouterr().out
+
+
 def test_a_model_of_another_type_is_refused_before_anything_is_rounded(run, monkeypatch):
     run()
     build = training.train.build_model

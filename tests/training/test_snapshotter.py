@@ -14,7 +14,8 @@ from torch import nn
 
 from training import interruption, train
 from training.failure import TrainingError
-from training.snapshots import cadence, delivery, files, host_memory, snapshotter
+from training.snapshots import cadence, delivery, files, host_memory, snapshotter, writer
+from training.snapshots.keeper import Keeper
 
 
 class Counting(nn.Module):
@@ -149,6 +150,27 @@ def test_a_signal_or_the_deadline_during_validation_is_answered_there(
     assert 8 <= started[1] < len(seen)
 
 
+def test_a_snapshot_that_becomes_due_during_validation_does_not_wait_for_its_end(
+    run, text_dir, monkeypatch
+):
+    look, seen, begun = snapshotter.Snapshotter.look, [], []
+
+    def counted(self):
+        seen.append(None)
+        look(self)
+
+    monkeypatch.setattr(snapshotter.Snapshotter, "look", counted)
+    monkeypatch.setattr(cadence.Cadence, "due", lambda self, step: step == 3 and len(seen) == 8)
+    monkeypatch.setattr(
+        writer.Writer, "start", lambda self, step, *_, **__: begun.append((step, len(seen)))
+    )
+    monkeypatch.setattr(Keeper, "finish", lambda self, step: None)
+    with pytest.raises(FileNotFoundError):  # nothing was written
+        run(validation_dir=str(text_dir), evaluate_every=3)
+    assert begun == [(3, 8)]
+    assert len(seen) > 20
+
+
 def test_a_signal_that_comes_before_training_listens_is_kept_for_it():
     script = (
         "import os, signal, sys, types\n"
@@ -250,7 +272,7 @@ def test_a_copy_that_does_not_fit_into_memory_stops_the_run_at_its_first_step(ru
         run()
 
 
-def test_the_best_model_is_counted_until_there_is_one(run, text_dir, tmp_path, capfd):
+def test_the_best_model_and_its_successor_are_counted(run, text_dir, tmp_path, capfd):
     def counted(**settings):
         run(**settings)
         return int(re.search(r"snapshot_memory bytes=(\d+)", capfd.readouterr().out)[1])
@@ -258,8 +280,9 @@ def test_the_best_model_is_counted_until_there_is_one(run, text_dir, tmp_path, c
     alone = counted(total_steps=2, decay_steps=6, checkpoint_dir=str(tmp_path / "other"))
     validating = {"decay_steps": 6, "validation_dir": str(text_dir), "evaluate_every": 1}
     with_best = counted(total_steps=2, **validating)
-    assert 1.3 < with_best / alone < 1.4  # a third of the model and AdamW's two moments
-    assert counted(total_steps=4, **validating) == alone
+    # A model is a third of what a snapshot holds: itself and AdamW's two moments.
+    assert with_best / alone == pytest.approx(1 + 2 / 3, rel=0.02)
+    assert counted(total_steps=4, **validating) / alone == pytest.approx(1 + 1 / 3, rel=0.02)
 
 
 def test_before_the_job_is_stopped_for_its_run_time_a_last_snapshot_is_taken_to_s3(

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from training.failure import seconds_since_start
 from training.settings import TrainingSettings
 
 LONGEST_SECONDS = 600.0  # between two snapshots, whatever they cost
@@ -54,7 +55,12 @@ class Cadence:
     """Counts from the last snapshot, or from the start of the attempt; learns what one costs.
 
     `seconds_before` is how long earlier attempts have trained. The deadline does not count those
-    of them, `seconds_before_job`, that were other jobs' attempts.
+    of them, `seconds_before_job`, that were other jobs' attempts. This attempt's time is that of
+    its process: compiling and reading a snapshot take minutes of the job's time, too.
+
+    On a GPU a step lasts, here, as long as the host takes to prepare it, and the wait for a copy
+    begins before the device has come to it. So the cost is not underestimated; it is overestimated
+    by as many steps as the host is ahead.
     """
 
     def __init__(
@@ -65,13 +71,14 @@ class Cadence:
         seconds_before_job: float = 0.0,
     ) -> None:
         self._settings = settings
-        self._before, self._began = seconds_before, time.monotonic()
+        self._before, self._began = seconds_before + seconds_since_start(), time.monotonic()
         self._before_job = seconds_before_job
         self._undisturbed = deque[float](maxlen=_STEPS_REMEMBERED)
         self._step_began: float | None = None
         self._slow_down = 0.0
         self._write_seconds = 0.0
         self._cost: float | None = None
+        self._is_first = True
         self._deadline_met = False
         self.pace = pace_for(None, settings)
         self.taken(first_step)
@@ -121,10 +128,18 @@ class Cadence:
         """Count from `step` and from now on, whether or not that snapshot can be written."""
         self._last_step, self._last_time, self._slow_down = step, time.monotonic(), 0.0
 
-    def written(self, stall_seconds: float, write_seconds: float) -> Pace | None:
-        """Learn from a snapshot that has been written; the new pace, if it is worth telling."""
+    def written(
+        self, begin_seconds: float, waited_seconds: float, write_seconds: float
+    ) -> Pace | None:
+        """Learn from a snapshot that has been written; the new pace, if it is worth telling.
+
+        Training was held up for `begin_seconds` between two steps and for `waited_seconds` in one.
+        """
         self._write_seconds = max(self._write_seconds, write_seconds)
-        cost = stall_seconds + self._slow_down
+        if self._is_first:  # which also allocated the memory that the others use again
+            self._is_first = False
+            return None
+        cost = begin_seconds + max(waited_seconds, self._slow_down)
         # Smoothed: one step that was slow for another reason must not decide the pace.
         self._cost = cost if self._cost is None else (self._cost + cost) / 2
         before, self.pace = self.pace, pace_for(self._cost, self._settings)

@@ -12,16 +12,15 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_room(replica: Replica, *, best_to_come: bool = False) -> None:
+def check_room(replica: Replica, *, models: int = 0) -> None:
     """Say how much the copies take. Raises TrainingError if that much is not available.
 
-    One is what snapshots are written from. The other is the best model so far, unless it is there
-    already. Ask once the optimizer has its state: that is the larger part.
+    One is what snapshots are written from; `models` more hold the model alone. Ask once the
+    optimizer has its state: that is the larger part.
     """
     needed, available = host_bytes(replica), available_bytes()
-    if best_to_come:
-        model = replica.plain_model.state_dict().values()
-        needed += sum(value.nbytes for value in model if isinstance(value, Tensor))
+    model = replica.plain_model.state_dict().values()
+    needed += models * sum(value.nbytes for value in model if isinstance(value, Tensor))
     say(f"snapshot_memory bytes={needed}" + ("" if available is None else f" of={available}"))
     if available is not None and needed > available:
         raise TrainingError(

@@ -60,7 +60,8 @@ class Keeper:
         self._writer = Writer(settings, self._staging, self._delivery, self._describe)
         self._whole = list(resumed.whole)
         self._restored = frozenset(resumed.whole)
-        self._best_to_come = settings.validates and resumed.best is None
+        # The best model so far, and for a moment the one that replaces it.
+        self._models_to_come = (2 if resumed.best is None else 1) if settings.validates else 0
         self._begun = self._urgent = self._told_length = False
         self._skipped = 0
         self._last_failure: str | None = None
@@ -74,7 +75,7 @@ class Keeper:
         """Take note of a boundary, so that its state can be written from now on."""
         if not self._begun:  # now the optimizer has its state
             self._begun = True
-            check_room(self._replica, best_to_come=self._best_to_come)
+            check_room(self._replica, models=self._models_to_come)
         self._cadence.step_done(writing=self._writer.busy)
         self._boundary = boundary
         for name, value in self._buffers.items():  # the next forward pass may change them
@@ -90,10 +91,10 @@ class Keeper:
         self._cadence.step_begins()
 
     def look(self, *, urgent: bool) -> None:
-        """Begin the snapshot that a signal or the deadline asks for, once the writer is free."""
+        """Begin a snapshot that is due, or that a signal or the deadline asks for."""
         self._urgent |= urgent or self._cadence.deadline_is_near()
         self._collect()
-        if self._urgent:
+        if self._urgent or self._is_due_before_the_end():
             self._begin()
 
     def salvage(self) -> None:
@@ -132,6 +133,11 @@ class Keeper:
         """Let the writer end what it has begun; no thread and no copy of the state remain."""
         self._writer.close()
         self._staging.close()
+
+    def _is_due_before_the_end(self) -> bool:
+        """Not so for the last step: `finish` writes it, with what its evaluation has found."""
+        step = self._boundary.step if self._boundary else self._settings.total_steps
+        return step < self._settings.total_steps and self._cadence.due(step)
 
     def _begin(self) -> None:
         """Stage the last boundary's state, unless it is written already."""
@@ -182,7 +188,9 @@ class Keeper:
             return
         self._last_failure = None
         self._whole = [s for s in [*self._whole, written.step] if s not in written.deleted]
-        pace = self._cadence.written(written.stall_seconds, written.write_seconds)
+        pace = self._cadence.written(
+            written.begin_seconds, written.waited_seconds, written.write_seconds
+        )
         if pace:
             say(f"snapshot_pace seconds={pace.seconds:.0f} reason={pace.reason}")
 

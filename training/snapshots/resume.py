@@ -118,7 +118,7 @@ def _choose(settings: TrainingSettings, world_size: int) -> _Found | None:
                 seconds_before_job=_seconds_before_job(manifest),
                 evaluated=state.get("validation", {}).get("step", 0),
             )
-            _say_world_size(manifest.world_size, world_size)
+            _say_what_rounds_differently(manifest, world_size)
             return _Found(manifest, state, resumed)
     if foreign or damaged:
         raise TrainingError(_refusal(settings, foreign, {**damaged, **half}))
@@ -132,11 +132,17 @@ def _seconds_before_job(manifest: files.Manifest) -> float:
     return manifest.seconds_before_job if same else manifest.seconds_trained
 
 
-def _say_world_size(before: int, now: int) -> None:
-    if before != now:
+def _say_what_rounds_differently(manifest: files.Manifest, world_size: int) -> None:
+    if (before := manifest.world_size) != world_size:
         say(
-            f"the snapshot was written by {before} ranks, and there are {now} now: every sample is "
-            f"still seen once an epoch, at the same learning rate; dropout and rounding differ"
+            f"the snapshot was written by {before} ranks, and there are {world_size} now: every "
+            f"sample is still seen once an epoch, at the same learning rate; dropout and rounding "
+            f"differ"
+        )
+    if (torch_then := manifest.versions.get("torch")) != torch.__version__:
+        say(
+            f"the snapshot was written with torch {torch_then}, and this is {torch.__version__}: "
+            f"its operations may round differently"
         )
 
 

@@ -62,7 +62,7 @@ class Snapshotter:
             self._keeper.take(step, urgent=noticed)
 
     def look(self) -> None:
-        """Answer a stop signal; call it wherever training stays long between two steps."""
+        """Answer a stop signal, or the time: call it where much happens between two steps."""
         noticed = self._interruption.noticed()
         if self._keeper:
             self._keeper.look(urgent=noticed)

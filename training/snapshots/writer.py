@@ -31,7 +31,8 @@ class Written:
     """A snapshot that is whole on disk, what it cost, and which older ones were deleted for it."""
 
     step: int
-    stall_seconds: float
+    begin_seconds: float
+    waited_seconds: float
     write_seconds: float
     deleted: tuple[int, ...]
 
@@ -125,9 +126,10 @@ class Writer:
             arrived | self._delivery.arrived,
         )
         seconds = time.monotonic() - started
-        stall = begin_seconds + self._staging.waited_seconds
+        waited = self._staging.waited_seconds
+        stall = begin_seconds + waited
         say(snapshot_line(step, stall_seconds=stall, write_seconds=seconds, bytes=manifest.bytes))
-        return Written(step, stall, seconds, tuple(deleted))
+        return Written(step, begin_seconds, waited, seconds, tuple(deleted))
 
 
 def _check_sound(gradient_norm: torch.Tensor) -> None:
