@@ -17,7 +17,10 @@ def distribute(model: nn.Module, settings: TrainingSettings, group: Group) -> Re
     if settings.tf32:
         torch.set_float32_matmul_precision("high")
     if settings.compile:
-        model.compile()  # in place and inside of DDP: names and gradients stay as they are
+        # In place and inside of DDP: names and gradients stay as they are. One graph for each size
+        # of a batch: one that fits all may round differently, and when torch would make it depends
+        # on which sizes this process has seen.
+        model.compile(dynamic=False)
     distributed = DistributedDataParallel(
         model.to(group.device), device_ids=on_device, gradient_as_bucket_view=True
     )
