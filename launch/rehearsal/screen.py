@@ -30,7 +30,10 @@ _SHOWN = (
     "rejected ",
     "snapshot ",
     "delivered ",
-    "lost ",
+    "snapshot_failed ",
+    "snapshot_refused ",
+    "snapshot_not_delivered ",
+    "best_failed ",
 )
 
 

@@ -266,11 +266,12 @@ def test_what_the_rehearsal_did_and_what_rank_0_said_is_shown():
     screen, text = shown()
     one = attempt(1, 0, 9, HOST, None, [])
     one.cause = "rank 0: host algo-2 vanished"
-    for event in ("! instance algo-2 vanished", "lost host=algo-2", "step=1 loss=2", HOST):
+    failed = "snapshot_failed step=1 reason=[Errno 28] No space left on device"
+    for event in ("! instance algo-2 vanished", "step=1 loss=2", failed, HOST):
         screen.show(one, event)
     assert text().splitlines() == [
         "  attempt 1: instance algo-2 vanished",
-        "  attempt 1: lost host=algo-2",
+        f"  attempt 1: {failed}",
         "  attempt 1: the others noticed: rank 0: host algo-2 vanished",
         "  attempt 1: the others stopped before its first step; instances and disks are gone",
     ]
