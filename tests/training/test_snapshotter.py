@@ -185,37 +185,36 @@ def test_a_signal_that_comes_before_training_listens_is_kept_for_it():
     assert (done.returncode, done.stderr[:16]) == (0, "SIGTERM noticed:"), done.stderr
 
 
-def slow(monkeypatch, seconds=0.2):
-    """A disk on which every snapshot takes a while."""
-    write = files.write
-
-    def slowly(directory, state, **described):
-        written = write(directory, state, **described)
-        time.sleep(seconds)
-        return written
-
-    monkeypatch.setattr(files, "write", slowly)
-
-
 def test_a_signal_while_the_writer_is_busy_is_answered_when_it_is_free(
     hasty_run, checkpoints, monkeypatch
 ):
-    slow(monkeypatch, 0.05)
     take_step, sent, delivered = train.take_step, [], []
     monkeypatch.setattr(delivery.Delivery, "send", lambda self, step, grace: delivered.append(step))
+    write, free = files.write, threading.Event()
+    start, working = writer.Writer.start, []
+
+    def hanging(directory, state, **described):
+        assert free.wait(60)
+        return write(directory, state, **described)
+
+    def noted(self, *arguments, **options):
+        start(self, *arguments, **options)
+        working.append(self._work)
 
     def signalled(*arguments):
         sent.append(None)
         if len(sent) == 3:  # the snapshot of step 2 is being written
             os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.02)
+        if len(sent) == 5:
+            free.set()
+            working[0].result(60)
         return take_step(*arguments)
 
+    monkeypatch.setattr(files, "write", hanging)
+    monkeypatch.setattr(writer.Writer, "start", noted)
     monkeypatch.setattr(train, "take_step", signalled)
     hasty_run(snapshot_steps=2, total_steps=12, decay_steps=12)
-    assert len(delivered) == 2
-    assert 3 <= delivered[0] < 12
-    assert delivered[1] == 12
+    assert delivered == [5, 12]
     assert kept(checkpoints)[0] == 12
 
 
