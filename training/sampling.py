@@ -11,6 +11,7 @@ decides who computes what.
 
 import functools
 import hashlib
+import queue
 import random
 import signal
 import sys
@@ -180,26 +181,30 @@ def _one_ahead(make: Callable[[], list[Any]], count: int) -> Iterator[list[Any]]
 
     Taking a batch from its worker costs a millisecond of unpickling, which training would wait for.
     """
-    coming = _in_a_thread(make)
-    for left in reversed(range(count)):
-        made = coming.result()
-        if left:
-            coming = _in_a_thread(make)
-        yield made
+    asked = queue.SimpleQueue[Future[list[Any]] | None]()
 
-
-def _in_a_thread(make: Callable[[], list[Any]]) -> Future[list[Any]]:
-    """What `make` returns or raises, from a thread that holds up no exit: data may never come."""
-    made: Future[list[Any]] = Future()
+    def ask() -> Future[list[Any]]:
+        asked.put(one := Future[list[Any]]())
+        return one
 
     def work() -> None:
-        try:
-            made.set_result(make())
-        except Exception as error:
-            made.set_exception(error)
+        while one := asked.get():
+            try:
+                one.set_result(make())
+            except Exception as error:
+                one.set_exception(error)
 
+    # Not an executor's thread, for which the interpreter's exit would wait: data may never come.
     threading.Thread(target=work, name="data", daemon=True).start()
-    return made
+    try:
+        coming = ask()
+        for left in reversed(range(count)):
+            made = coming.result()
+            if left:
+                coming = ask()
+            yield made
+    finally:
+        asked.put(None)
 
 
 def batches_of(
