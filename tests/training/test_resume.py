@@ -1,5 +1,6 @@
 """Resume: the newest whole snapshot of this run, bit for bit, or a refusal that says why."""
 
+import io
 import os
 import shutil
 from pathlib import Path
@@ -420,11 +421,13 @@ def test_an_empty_validation_channel_is_refused_before_the_first_step(run, tmp_p
 
 
 def test_a_model_that_does_not_fit_on_the_disk_is_a_sentence(run, monkeypatch):
-    def full(path, fill):
-        with open("/dev/full", "wb", buffering=0) as file:
-            fill(file)
+    class Full(io.BytesIO):
+        def write(self, data):
+            if self.tell() > 10_000:
+                raise OSError(28, "No space left on device")
+            return super().write(data)
 
-    monkeypatch.setattr(training.train, "write_atomically", full)
+    monkeypatch.setattr(training.train, "write_atomically", lambda path, fill: fill(Full()))
     with pytest.raises(TrainingError, match=r"could not be written to .* \(No space left"):
         run()
 
